@@ -1,0 +1,756 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "torch==2.13.0", "numpy==2.4.6", "gymnasium[mujoco]==1.4.0", "mujoco==4.0.0", "tyro==1.0.17", "tensorboard==2.21.0",
+# ]
+# ///
+"""VACO (arXiv 2603.01365) for continuous control under policy lag, in one file. Base script: ppo_continuous.py.
+
+What differs from PPO, in the order of the file:
+
+1. Align, against backward lag: `vtrace` estimates advantages and value targets for pi_T, the learner as the update
+   starts, from actions of mu. It takes the place of `gae`, which remains for `--no-realign`.
+2. Filter, against forward lag: `tv_filter` estimates, in every minibatch, the total variation between pi_theta and
+   pi_T; where it exceeds delta/2 it drops the points whose gradient would increase it. There is no clip.
+3. The surrogate weights every point that is kept by the plain ratio pi_theta/mu.
+
+The full text of the paper leaves some choices open; a comment marks each where it is made.
+
+Three policies: mu acts (an old snapshot), pi_T is the learner when an update starts, pi_theta is being updated.
+"""
+
+import csv
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Args:
+    env_id: str = "HalfCheetah-v5"
+    """gymnasium id of an environment with a Box action space, or module:EnvId"""
+    seed: int = 1
+    """seed of every random stream"""
+    total_timesteps: int = 1_000_000
+    """environment steps in all, rounded down to whole batches"""
+    num_envs: int = 16
+    """N, environments stepped side by side"""
+    num_steps: int = 128
+    """T, steps of each environment per update; the batch is B = T N"""
+    num_minibatches: int = 32
+    """minibatches per epoch, of M = B / num_minibatches points each; more of them is more forward lag"""
+    update_epochs: int = 10
+    """passes over each batch; more of them is more forward lag"""
+    learning_rate: float = 3e-4
+    """step size of Adam at the start"""
+    anneal_lr: bool = True
+    """lower the learning rate linearly to 0"""
+    gamma: float = 0.99
+    """gamma, discount per step"""
+    gae_lambda: float = 0.95
+    """lambda, decay of the advantage trace per step"""
+    norm_adv: bool = True
+    """normalise advantages to mean 0 and std 1 in each minibatch"""
+    ent_coef: float = 0.0
+    """weight of the entropy bonus (the maximum-entropy term), per nat"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """L2 norm to which the gradient is clipped"""
+    target_kl: float | None = None
+    """end the update after an epoch whose mean KL of pi_theta and pi_T, in nats, exceeds this; None: never"""
+    lag: int = 0
+    """L, largest age in updates of the policy that acts; 0 is synchronous"""
+    lag_mode: Literal["uniform", "fixed"] = "uniform"
+    """age of each environment's policy: uniform on 0..L, redrawn each rollout, or fixed at the oldest kept"""
+    delta: float = 0.2
+    """delta, threshold of the filter: it acts where the total variation of pi_theta and pi_T exceeds delta/2"""
+    rho_bar: float = 1.0
+    """rho bar, largest weight pi_T/mu of a temporal difference in the V-trace targets"""
+    c_bar: float = 1.0
+    """c bar, largest weight pi_T/mu of what follows in the V-trace targets"""
+    realign: bool = True
+    """estimate advantages for pi_T by V-trace; --no-realign: by GAE, as in PPO"""
+    tv_filter: bool = True
+    """drop points by total variation; --no-tv-filter: keep all"""
+    eval_episodes: int = 10
+    """episodes per evaluation of the current policy (sampled actions); 0: no evaluation"""
+    num_evals: int = 10
+    """evaluations, evenly spaced over the run"""
+    run_dir: Path | None = None
+    """folder for the files of the run; None: runs/{env_id}__{exp_name}__{seed}__{time}"""
+    exp_name: str = "vaco_continuous"
+    """name of the experiment, part of the default folder"""
+    device: str = "cpu"
+    """torch device of the networks: cpu, cuda or cuda:1"""
+    track: bool = False
+    """log to Weights & Biases as well (pip install wandb)"""
+
+    @property
+    def batch_size(self) -> int:
+        return self.num_envs * self.num_steps
+
+    @property
+    def minibatch_size(self) -> int:
+        return self.batch_size // self.num_minibatches
+
+    @property
+    def num_iterations(self) -> int:
+        return self.total_timesteps // self.batch_size
+
+    def __post_init__(self):
+        check(self)
+
+
+# ---------------------------------------------------------------------------------------------------- environments
+
+
+def make_env(env_id: str) -> gym.Env:
+    """One environment with its registered time limit and observations flattened to a vector.
+
+    Raises Refused for an unknown environment or one whose actions are not a Box of floats.
+    """
+    show_mujoco_warnings()
+    try:
+        env = gym.make(env_id)
+    except (gym.error.Error, ImportError, ValueError) as error:
+        raise Refused(f"--env-id {env_id}: {' '.join(str(error).split())}") from error
+    if not isinstance(env.action_space, gym.spaces.Box) or env.action_space.dtype.kind != "f":
+        raise Refused(f"--env-id {env_id} has actions {env.action_space}; continuous control needs a Box of floats")
+    if not env.observation_space.is_np_flattenable:
+        raise Refused(f"--env-id {env_id} has observations {env.observation_space}, which do not flatten to a vector")
+    return env if len(env.observation_space.shape or ()) == 1 else gym.wrappers.FlattenObservation(env)
+
+
+def make_envs(env_id: str, num_envs: int) -> gym.vector.VectorEnv:
+    # SAME_STEP: the step that ends an episode also resets. The default spends a step on it, a transition of nothing.
+    autoreset_mode = gym.vector.AutoresetMode.SAME_STEP
+    return gym.vector.SyncVectorEnv([lambda: make_env(env_id)] * num_envs, autoreset_mode=autoreset_mode)
+
+
+def env_action(envs: gym.vector.VectorEnv, actions: torch.Tensor) -> np.ndarray:
+    """(N, A) sampled actions -> what the environments receive: clipped to their bounds, in their shape and dtype."""
+    space = envs.action_space
+    return np.clip(actions.cpu().numpy().reshape(space.shape), space.low, space.high).astype(space.dtype)
+
+
+def reset_seeds(stream: np.random.SeedSequence, num_envs: int) -> list[int]:
+    """One seed per environment; reset(seed=s) would give s + i, so that neighbouring seeds share environments."""
+    return [int(seed) for seed in stream.generate_state(num_envs)]
+
+
+def merge_moments(mean, var, count, batch):
+    """Mean and population variance of `count` earlier samples and a batch (B, ...) together (Chan et al. 1979)."""
+    batch_mean, batch_var, batch_count = batch.mean(0), batch.var(0, correction=0), len(batch)
+    total = count + batch_count
+    delta = batch_mean - mean
+    squares = var * count + batch_var * batch_count + delta**2 * (count * batch_count / total)
+    return mean + delta * (batch_count / total), squares / total, total
+
+
+class RewardScaler:
+    """Divides rewards by the standard deviation of the running discounted return, and clips them to +-10.
+
+    As gymnasium's NormalizeReward, but the return restarts at every episode's end, by time limit too, and the
+    statistics change only when `update` is called.
+    """
+
+    def __init__(self, num_envs: int, gamma: float):
+        self.gamma = gamma
+        self.returns = torch.zeros(num_envs, dtype=torch.float64)
+        self.mean, self.var, self.count = torch.tensor(0.0), torch.tensor(1.0), 0
+
+    def update(self, rewards: torch.Tensor, done: torch.Tensor) -> None:
+        """rewards, done: (T, N)"""
+        discounted = []
+        for reward, end in zip(rewards.cpu(), done.cpu(), strict=True):
+            self.returns = self.returns * self.gamma + reward
+            discounted.append(self.returns)
+            self.returns = torch.where(end, 0.0, self.returns)
+        self.mean, self.var, self.count = merge_moments(self.mean, self.var, self.count, torch.cat(discounted))
+
+    def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
+        return (rewards / math.sqrt(self.var + 1e-8)).clamp(-10, 10)
+
+
+# -------------------------------------------------------------------------------------------------------- networks
+
+
+def mlp(in_dim: int, out_dim: int, out_std: float) -> nn.Sequential:
+    layers = nn.Linear(in_dim, 64), nn.Linear(64, 64), nn.Linear(64, out_dim)
+    for layer, std in zip(layers, (math.sqrt(2), math.sqrt(2), out_std), strict=True):
+        nn.init.orthogonal_(layer.weight, std)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+
+
+def normalize(obs: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+    return ((obs - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10)
+
+
+class Agent(nn.Module):
+    """Gaussian policy and value function of raw observations. The observation statistics are buffers, so that one
+    `state_dict` is the whole policy."""
+
+    def __init__(self, obs_dim: int, act_dim: int):
+        super().__init__()
+        self.actor, self.critic = mlp(obs_dim, act_dim, out_std=0.01), mlp(obs_dim, 1, out_std=1.0)
+        self.log_std = nn.Parameter(torch.zeros(act_dim))
+        self.register_buffer("obs_mean", torch.zeros(obs_dim))
+        self.register_buffer("obs_var", torch.ones(obs_dim))
+        self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
+
+    def action_mean(self, obs: torch.Tensor) -> torch.Tensor:
+        """(B, obs_dim) -> (B, A)"""
+        return self.actor(normalize(obs, self.obs_mean, self.obs_var))
+
+    def value(self, obs: torch.Tensor) -> torch.Tensor:
+        """(B, obs_dim) -> (B,)"""
+        return self.critic(normalize(obs, self.obs_mean, self.obs_var)).squeeze(-1)
+
+    @torch.no_grad()
+    def update_obs_stats(self, obs: torch.Tensor) -> None:
+        """obs: (B, obs_dim)"""
+        moments = merge_moments(self.obs_mean.double(), self.obs_var.double(), self.obs_count, obs.double())
+        for buffer, new in zip((self.obs_mean, self.obs_var, self.obs_count), moments, strict=True):
+            buffer.copy_(new)
+
+
+def gaussian_logprob(actions: torch.Tensor, mean: torch.Tensor, log_std: torch.Tensor) -> torch.Tensor:
+    """Log-density of whole action vectors, summed over action dimensions: (..., A) -> (...)"""
+    return (-0.5 * ((actions - mean) / log_std.exp()) ** 2 - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+# --------------------------------------------------------------------------------------------------- lag simulator
+
+
+class PolicyLag:
+    """Keeps the learner's last `lag` + 1 snapshots and gives each environment one of them, its behaviour policy mu.
+
+    A snapshot carries its own observation statistics, as a remote actor's copy would.
+    """
+
+    def __init__(self, lag: int, rng: np.random.Generator, mode: str = "uniform"):
+        self.snapshots = deque(maxlen=lag + 1)  # oldest first
+        self.rng, self.mode = rng, mode
+
+    def push(self, agent: nn.Module) -> None:
+        self.snapshots.append({name: x.detach().clone() for name, x in agent.state_dict().items()})
+
+    def draw(self, num_envs: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        """Snapshots stacked to {name: (N, ...)} and their ages (N,) in updates."""
+        oldest = len(self.snapshots) - 1
+        uniform = self.mode == "uniform"
+        ages = self.rng.integers(0, oldest + 1, size=num_envs) if uniform else np.full(num_envs, oldest)
+        drawn = [self.snapshots[oldest - age] for age in ages]
+        return {name: torch.stack([snapshot[name] for snapshot in drawn]) for name in drawn[0]}, ages
+
+
+def stacked_action_mean(policies: dict[str, torch.Tensor], obs: torch.Tensor) -> torch.Tensor:
+    """`Agent.action_mean` of N policies in one batch, each on its own observation: (N, obs_dim) -> (N, A)"""
+    x = normalize(obs, policies["obs_mean"], policies["obs_var"]).unsqueeze(1)  # (N, 1, obs_dim)
+    for i in (0, 2, 4):
+        weight, bias = policies[f"actor.{i}.weight"], policies[f"actor.{i}.bias"]  # (N, out, in), (N, out)
+        x = torch.baddbmm(bias.unsqueeze(1), x if i == 0 else x.tanh(), weight.transpose(1, 2))
+    return x.squeeze(1)
+
+
+# ----------------------------------------------------------------------------------------------------------- maths
+
+
+@torch.no_grad()
+def gae(rewards, values, next_values, terminated, done, gamma, gae_lambda):
+    """Generalised advantage estimation (arXiv 1506.02438, eq. 16).
+
+    delta_t = r_t + gamma (1 - terminated_t) V(s_{t+1}) - V(s_t);   A_t = delta_t + gamma lambda (1 - done_t) A_{t+1}
+
+    All (T, N). next_values are those of the true next observation, at an episode's end too. `terminated` stops the
+    bootstrap, `done` (terminated or truncated) ends the trace; both bool or 0/1.
+    Returns (advantages, returns), both (T, N), returns = advantages + values.
+    """
+    assert rewards.shape == values.shape == next_values.shape == terminated.shape == done.shape
+    deltas = rewards + gamma * torch.where(terminated.bool(), 0.0, next_values) - values
+    decay = gamma * gae_lambda * (~done.bool()).to(rewards)
+    advantages, next_advantage = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        next_advantage = advantages[t] = deltas[t] + decay[t] * next_advantage
+    return advantages, advantages + values
+
+
+@torch.no_grad()
+def vtrace(rewards, values, next_values, terminated, done, log_rhos, gamma, gae_lambda, rho_bar=1.0, c_bar=1.0):
+    """V-trace targets v (arXiv 1802.01561, eq. 1, with a decay lambda), and the advantages of pi_T that follow.
+
+    rho_t = min(rho_bar, pi_T/mu);   c_t = min(c_bar, pi_T/mu);   delta_t as in `gae`
+    x_t = v_t - V(s_t) = rho_t delta_t + gamma lambda c_t (1 - done_t) x_{t+1}
+    A_t = delta_t + gamma lambda (1 - done_t) x_{t+1}
+
+    log_rhos = log pi_T - log mu of whole actions; the rest as in `gae`, all (T, N).
+    Returns (advantages, value_targets), both (T, N). log_rhos = 0 gives exactly `gae`.
+    """
+    assert rewards.shape == values.shape == next_values.shape == terminated.shape == done.shape == log_rhos.shape
+    deltas = rewards + gamma * torch.where(terminated.bool(), 0.0, next_values) - values
+    decay = gamma * gae_lambda * (~done.bool()).to(rewards)
+    rhos, cs = log_rhos.exp().clamp(max=rho_bar), log_rhos.exp().clamp(max=c_bar)
+    advantages, corrections = torch.zeros_like(rewards), torch.zeros_like(rewards)  # A, x
+    next_correction = torch.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        # a choice the paper leaves open: no rho_t in front of A_t, since the surrogate carries the ratio
+        advantages[t] = deltas[t] + decay[t] * next_correction
+        next_correction = corrections[t] = rhos[t] * deltas[t] + decay[t] * cs[t] * next_correction
+    return advantages, values + corrections
+
+
+@torch.no_grad()
+def tv_filter(newlogprobs, learner_logprobs, behaviour_logprobs, advantages, delta):
+    """The points of a minibatch that keep their gradient (arXiv 2603.01365). All (M,), advantages normalised.
+
+    tv = 1/2 mean |pi_theta/pi_T - 1|. Where tv > delta/2, points with A (log pi_theta - log pi_T) > 0 are dropped:
+    their gradient would take pi_theta further from pi_T. Returns (keep, tv), bool (M,) and a scalar.
+    """
+    assert newlogprobs.shape == learner_logprobs.shape == behaviour_logprobs.shape == advantages.shape
+    # a choice the paper leaves open: the samples are mu's, the distance is from pi_T, where the update starts
+    log_ratio = newlogprobs - learner_logprobs
+    tv = 0.5 * (log_ratio.exp() - 1).abs().mean()
+    outward = (tv > delta / 2) & (advantages * log_ratio > 0)
+    overflow = (newlogprobs - behaviour_logprobs).exp().isinf()  # no finite gradient, whichever way it points
+    return ~(outward | overflow), tv
+
+
+def policy_loss(newlogprobs, learner_logprobs, behaviour_logprobs, advantages, args):
+    """VACO's filtered surrogate, - mean keep (pi_theta/mu) A over the whole minibatch (arXiv 2603.01365).
+
+    All (M,); log-probabilities under pi_theta, pi_T and mu. Returns (loss, metrics), metrics of scalar tensors.
+    """
+    keep, tv = tv_filter(newlogprobs, learner_logprobs, behaviour_logprobs, advantages, args.delta)
+    triggered = (tv > args.delta / 2).float()
+    if not args.tv_filter:
+        keep, triggered = torch.ones_like(keep), torch.zeros_like(triggered)
+    # where, on the input too: 0 times a ratio that overflows would be NaN, in the loss or in its gradient
+    ratio = torch.where(keep, newlogprobs - behaviour_logprobs, 0.0).exp()
+    loss = -torch.where(keep, ratio * advantages, 0.0).mean()
+    filtered, none = 1 - keep.float().mean(), torch.zeros_like(tv)
+    return loss, {"tv": tv, "clipfrac": none, "filtered_fraction": filtered, "filter_triggered": triggered}
+
+
+@torch.no_grad()
+def backward_lag(learner_logprobs: torch.Tensor, behaviour_logprobs: torch.Tensor) -> dict[str, float]:
+    """Distance of pi_T from mu over a batch (B,), with w = pi_T/mu: total variation 1/2 mean |w - 1|, and effective
+    sample size (sum w)^2 / (B sum w^2)."""
+    log_w = (learner_logprobs - behaviour_logprobs).double()
+    log_ess = 2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0) - math.log(len(log_w))  # w^2 may overflow
+    return {"lag/tv_backward": float(0.5 * (log_w.exp() - 1).abs().mean()), "lag/ess": float(log_ess.exp())}
+
+
+# --------------------------------------------------------------------------------------------------------- rollout
+
+
+@torch.no_grad()
+def rollout(envs, state: dict, policies: dict[str, torch.Tensor], noise: torch.Tensor) -> tuple[dict, list]:
+    """Steps N environments T times, each with its own policy. noise: (T, N, A) standard normal.
+
+    `state` goes on from one rollout to the next: obs (N, obs_dim), global_step, and the running episode_return and
+    episode_length (N,). Returns (batch, episodes). batch holds float32 tensors (T, N, ...): raw obs and next_obs,
+    unclipped actions, behaviour logprobs, raw rewards; and bool terminated and done. episodes lists the
+    (global_step, return, length) of those that ended.
+    """
+    steps, episodes = [], []
+    for step_noise in noise:
+        obs = torch.as_tensor(state["obs"], dtype=torch.float32, device=noise.device)  # (N, obs_dim)
+        mean = stacked_action_mean(policies, obs)  # (N, A)
+        actions = mean + policies["log_std"].exp() * step_noise
+        logprobs = gaussian_logprob(actions, mean, policies["log_std"])  # (N,)
+
+        state["obs"], rewards, terminated, truncated, infos = envs.step(env_action(envs, actions))
+        done = terminated | truncated
+        next_obs = state["obs"].copy()
+        state["global_step"] += len(done)
+        state["episode_return"] += rewards
+        state["episode_length"] += 1
+        for i in np.flatnonzero(done):
+            next_obs[i] = infos["final_obs"][i]  # state["obs"][i] is already the next episode's first
+            episodes.append((state["global_step"], float(state["episode_return"][i]), int(state["episode_length"][i])))
+            state["episode_return"][i] = state["episode_length"][i] = 0
+        steps.append(
+            (obs, actions, logprobs, next_obs.astype(np.float32), rewards.astype(np.float32), terminated, done)
+        )
+    names = ("obs", "actions", "logprobs", "next_obs", "rewards", "terminated", "done")
+    columns = dict(zip(names, zip(*steps, strict=True), strict=True))
+    stacks = {name: torch.stack(x) if torch.is_tensor(x[0]) else np.stack(x) for name, x in columns.items()}
+    return {name: torch.as_tensor(x, device=noise.device) for name, x in stacks.items()}, episodes
+
+
+# ---------------------------------------------------------------------------------------------------------- update
+
+
+def gradient_step(agent: Agent, optimizer: torch.optim.Optimizer, mb: dict[str, torch.Tensor], args: Args) -> dict:
+    """One step on a minibatch of M points. Returns scalar tensors, so that nothing waits for the device."""
+    newlogprobs = gaussian_logprob(mb["actions"], agent.action_mean(mb["obs"]), agent.log_std)  # (M,)
+    advantages = mb["advantages"]
+    if args.norm_adv:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    pg_loss, metrics = policy_loss(newlogprobs, mb["learner_logprobs"], mb["logprobs"], advantages, args)
+    value_loss = 0.5 * ((agent.value(mb["obs"]) - mb["returns"]) ** 2).mean()
+    entropy = (agent.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+
+    optimizer.zero_grad()
+    (pg_loss - args.ent_coef * entropy + args.vf_coef * value_loss).backward()
+    grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+
+    log_ratio = newlogprobs - mb["learner_logprobs"]
+    metrics |= {"approx_kl": (log_ratio.exp() - 1 - log_ratio).mean(), "grad_norm": grad_norm}
+    metrics |= {"policy_loss": pg_loss, "value_loss": value_loss, "entropy": entropy}
+    return {name: x.detach() for name, x in metrics.items()}
+
+
+def update(agent: Agent, optimizer: torch.optim.Optimizer, batch: dict, args: Args, rng: np.random.Generator) -> dict:
+    """Epochs x minibatches of gradient steps on a flat batch (B, ...). Returns {name: (gradient steps,)}.
+
+    Raises FloatingPointError where a loss or gradient is not finite (looked at once per update).
+    """
+    steps = []
+    for _ in range(args.update_epochs):
+        b_inds = torch.as_tensor(rng.permutation(args.batch_size), device=batch["obs"].device)
+        shuffled = {name: x[b_inds].split(args.minibatch_size) for name, x in batch.items()}
+        for i in range(args.num_minibatches):
+            steps.append(gradient_step(agent, optimizer, {name: x[i] for name, x in shuffled.items()}, args))
+        if args.target_kl is not None:
+            epoch_kl = torch.stack([step["approx_kl"] for step in steps[-args.num_minibatches :]]).mean()
+            if epoch_kl > args.target_kl:
+                break
+    metrics = {name: torch.stack([step[name] for step in steps]).cpu() for name in steps[0]}
+    require_finite(metrics, ("policy_loss", "value_loss", "entropy", "grad_norm"))
+    return metrics
+
+
+def require_finite(tensors: dict[str, torch.Tensor], names: tuple[str, ...]) -> None:
+    for name in names:
+        if not tensors[name].isfinite().all():
+            raise FloatingPointError(f"{name} is not finite")
+
+
+# ------------------------------------------------------------------------------------------------------ evaluation
+
+TRAIN_STREAMS = 4  # random streams of `train`: environments, actions, lag, minibatches; evaluation takes the next one
+
+
+@torch.no_grad()
+def evaluate(agent: Agent, env_id: str, episodes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Plays episodes with the current policy, sampled actions and frozen statistics. Returns (returns, lengths), both
+    (episodes,). One seed always gives the same starts and noise, and no state of the training is touched."""
+    env_stream, action_stream = np.random.SeedSequence(seed, spawn_key=(TRAIN_STREAMS,)).spawn(2)
+    rng, device = np.random.default_rng(action_stream), agent.log_std.device
+    envs = make_envs(env_id, episodes)
+    obs, _ = envs.reset(seed=reset_seeds(env_stream, episodes))
+    returns, lengths, running = np.zeros(episodes), np.zeros(episodes, int), np.ones(episodes, bool)
+    while running.any():  # an environment that is done goes on, but only its first episode counts
+        mean = agent.action_mean(torch.as_tensor(obs, dtype=torch.float32, device=device))
+        noise = torch.as_tensor(rng.standard_normal(mean.shape, dtype=np.float32), device=device)
+        obs, rewards, terminated, truncated, _ = envs.step(env_action(envs, mean + agent.log_std.exp() * noise))
+        returns += np.where(running, rewards, 0)
+        lengths += running
+        running &= ~(terminated | truncated)
+    envs.close()
+    return returns, lengths
+
+
+# ----------------------------------------------------------------------------------------------------------- train
+
+
+def train(args: Args) -> dict:
+    """Runs a training and returns what `result.json` holds. Raises Refused where it cannot start as asked."""
+    torch.set_num_threads(1)  # the networks are too small to gain from more, and one is reproducible
+    device = open_device(args.device)
+    streams = np.random.SeedSequence(args.seed).spawn(TRAIN_STREAMS)  # one per purpose: no draw shifts another's
+    env_stream, (action_rng, lag_rng, minibatch_rng) = streams[0], map(np.random.default_rng, streams[1:])
+    envs = make_envs(args.env_id, args.num_envs)
+    obs_dim, act_dim = envs.single_observation_space.shape[0], math.prod(envs.single_action_space.shape)
+
+    torch.manual_seed(args.seed)
+    agent = Agent(obs_dim, act_dim).to(device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    policy_lag = PolicyLag(args.lag, lag_rng, args.lag_mode)
+    policy_lag.push(agent)
+    reward_scaler = RewardScaler(args.num_envs, args.gamma)
+    state = {"obs": envs.reset(seed=reset_seeds(env_stream, args.num_envs))[0], "global_step": 0}
+    state |= {"episode_return": np.zeros(args.num_envs), "episode_length": np.zeros(args.num_envs, int)}
+    files = RunFiles(args)
+    try:
+        for iteration in range(1, args.num_iterations + 1):
+            remaining = 1 - (iteration - 1) / args.num_iterations
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (remaining if args.anneal_lr else 1)
+
+            # act, with lagged snapshots
+            policies, ages = policy_lag.draw(args.num_envs)
+            noise = action_rng.standard_normal((args.num_steps, args.num_envs, act_dim), dtype=np.float32)
+            batch, episodes = rollout(envs, state, policies, torch.as_tensor(noise, device=device))
+            require_finite(batch, ("obs", "next_obs", "rewards", "logprobs"))
+            if iteration == 1:  # before this there are no return statistics
+                reward_scaler.update(batch["rewards"], batch["done"])
+
+            # what the learner, pi_T, makes of the batch
+            with torch.no_grad():
+                values, next_values = agent.value(batch["obs"]), agent.value(batch["next_obs"])  # (T, N)
+                mean = agent.action_mean(batch["obs"])
+                batch["learner_logprobs"] = gaussian_logprob(batch["actions"], mean, agent.log_std)
+            trace = (reward_scaler(batch["rewards"]), values, next_values, batch["terminated"], batch["done"])
+            if args.realign:
+                log_rhos = batch["learner_logprobs"] - batch["logprobs"]
+                discounts = (args.gamma, args.gae_lambda, args.rho_bar, args.c_bar)
+                batch["advantages"], batch["returns"] = vtrace(*trace, log_rhos, *discounts)
+            else:
+                batch["advantages"], batch["returns"] = gae(*trace, args.gamma, args.gae_lambda)
+            flat = {name: x.flatten(0, 1) for name, x in batch.items()}  # (B, ...)
+            steps = update(agent, optimizer, flat, args, minibatch_rng)
+
+            # statistics change only now, so that pi_T is one policy from the rollout to the end of its update
+            agent.update_obs_stats(flat["obs"])
+            if iteration > 1:
+                reward_scaler.update(batch["rewards"], batch["done"])
+            policy_lag.push(agent)
+
+            files.log(state["global_step"], optimizer.param_groups[0]["lr"], flat, values, ages, steps, episodes)
+            if (
+                iteration * args.num_evals // args.num_iterations
+                > (iteration - 1) * args.num_evals // args.num_iterations
+            ):
+                files.evaluate(agent, state["global_step"])
+        return files.finish(agent, state["global_step"])
+    except FloatingPointError as error:
+        return files.fail(f"update {iteration}: {error}", state["global_step"])
+    finally:
+        envs.close()
+
+
+# ------------------------------------------------------------------------------------------------- files of a run
+
+
+class Refused(ValueError):
+    """The run cannot start as asked; the message says what to change. Exit code 2."""
+
+
+def check(args: Args) -> None:
+    """Raises ValueError with a line that says what to change. Every test is positive, so that NaN fails it."""
+    rules = [
+        ("total_timesteps num_envs num_steps num_minibatches update_epochs", lambda x: x >= 1, "be 1 or more"),
+        ("lag eval_episodes num_evals", lambda x: x >= 0, "be 0 or more"),
+        ("gamma gae_lambda", lambda x: 0 <= x <= 1, "lie in [0, 1]"),
+        ("learning_rate max_grad_norm delta rho_bar c_bar", lambda x: 0 < x < math.inf, "be positive and finite"),
+        ("ent_coef vf_coef", lambda x: 0 <= x < math.inf, "be 0 or more and finite"),
+        ("target_kl", lambda x: x is None or x > 0, "be positive or None"),
+        ("seed", lambda x: 0 <= x < 2**32, "lie in 0 .. 4294967295"),
+    ]
+    for names, allowed, must in rules:
+        for name in names.split():
+            if not allowed(getattr(args, name)):
+                raise ValueError(f"--{name.replace('_', '-')} must {must}, not {getattr(args, name)}")
+    if args.total_timesteps < args.batch_size:
+        raise ValueError(f"--total-timesteps must be at least one batch: {args.batch_size} (num-envs x num-steps)")
+    divisors = [n for n in range(1, args.batch_size // 2 + 1) if args.batch_size % n == 0]
+    if args.num_minibatches not in divisors:
+        values = ", ".join(map(str, divisors)) or "none, so raise --num-envs or --num-steps"
+        raise ValueError(
+            f"--num-minibatches must cut the batch of {args.batch_size} into equal minibatches of 2 or more: {values}"
+        )
+
+
+class RunFiles:
+    """The folder of a run: config.json, episodes.csv, evals.csv, metrics.csv, TensorBoard events, model.pt and, last,
+    result.json. Raises Refused where the folder cannot be used."""
+
+    def __init__(self, args: Args):
+        self.args = args
+        name = re.sub(r"[^\w.-]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
+        self.dir = args.run_dir or Path("runs") / name
+        wandb = import_wandb() if args.track else None
+        try:
+            self.dir.mkdir(parents=True, exist_ok=True)
+            if any(self.dir.iterdir()):
+                raise Refused(f"--run-dir {self.dir} is not empty; name a new folder")
+            write_json(self.dir / "config.json", run_config(args))
+        except OSError as error:
+            raise Refused(f"--run-dir {self.dir} cannot be used ({error.strerror}); name another folder") from error
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+        self.tensorboard = SummaryWriter(self.dir)
+        self.wandb = wandb and wandb.init(name=name, dir=self.dir, config=json_args(args))
+        self.episodes = self.open_csv("episodes.csv", ["global_step", "episodic_return", "episodic_length"])
+        self.evals = self.open_csv("evals.csv", ["global_step", "eval_return", "eval_std", "eval_length"])
+        self.metrics = None  # the first row's names are its header
+        self.recent_returns = deque(maxlen=20)
+        self.last_eval = None  # (mean, std)
+        self.start, self.eval_seconds = time.perf_counter(), 0.0
+
+    def open_csv(self, name: str, header: list[str]):
+        writer = csv.writer(open(self.dir / name, "w", newline="", buffering=1))  # noqa: SIM115 (open as long as the run)
+        writer.writerow(header)
+        return writer
+
+    def seconds(self) -> float:
+        """Seconds of training, without evaluation."""
+        return time.perf_counter() - self.start - self.eval_seconds
+
+    def log(self, global_step: int, lr: float, batch: dict, values, ages, steps: dict, episodes: list) -> None:
+        """One row of metrics.csv, TensorBoard and W&B from one dict."""
+        sps, seconds = global_step / self.seconds(), self.seconds()
+        row = {"charts/learning_rate": lr, "charts/SPS": sps, "charts/seconds": seconds}
+        row |= {f"losses/{name}": steps[name].mean() for name in ("policy_loss", "value_loss", "entropy")}
+        row |= {"losses/approx_kl_mean": steps["approx_kl"].mean(), "losses/approx_kl_max": steps["approx_kl"].max()}
+        row |= {"losses/clipfrac": steps["clipfrac"].mean()}
+        row |= {"losses/explained_variance": 1 - (batch["returns"] - values.flatten()).var() / batch["returns"].var()}
+        row |= {"losses/grad_norm": steps["grad_norm"].mean(), "lag/age_mean": ages.mean(), "lag/age_max": ages.max()}
+        row |= backward_lag(batch["learner_logprobs"], batch["logprobs"])
+        row |= {"lag/tv_forward_mean": steps["tv"].mean(), "lag/tv_forward_max": steps["tv"].max()}
+        row |= {"lag/tv_forward_last": steps["tv"][-1]}
+        row |= {f"lag/{name}": steps[name].mean() for name in ("filtered_fraction", "filter_triggered")}
+        row = {name: float(x) for name, x in row.items()}
+        self.metrics = self.metrics or self.open_csv("metrics.csv", ["global_step", *row])
+        self.metrics.writerow([global_step, *row.values()])
+        self.send(row, global_step)
+        self.episodes.writerows(episodes)
+        for step, episodic_return, length in episodes:
+            self.recent_returns.append(episodic_return)
+            self.tensorboard.add_scalar("charts/episodic_return", episodic_return, step)
+            self.tensorboard.add_scalar("charts/episodic_length", length, step)
+        self.progress(global_step, sps)
+
+    def send(self, row: dict, global_step: int) -> None:
+        for name, x in row.items():
+            self.tensorboard.add_scalar(name, x, global_step)
+        if self.wandb:
+            self.wandb.log(row | {"global_step": global_step})
+
+    def progress(self, global_step: int, sps: float) -> None:
+        """One line, rewritten on a terminal; elsewhere a new one at every tenth of the run."""
+        batch_size, total = self.args.batch_size, self.args.batch_size * self.args.num_iterations
+        left = (time.perf_counter() - self.start) / global_step * (total - global_step)
+        line = f"{global_step:,}/{total:,} steps  {sps:,.0f} SPS  {time.strftime('%H:%M:%S', time.gmtime(left))} left"
+        if self.recent_returns:
+            line += f"  return {np.mean(self.recent_returns):.1f} (last {len(self.recent_returns)} episodes)"
+        if self.last_eval:
+            line += f"  evaluation {self.last_eval[0]:.1f}"
+        if sys.stdout.isatty():
+            print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
+        elif global_step * 10 // total > (global_step - batch_size) * 10 // total:
+            print(line, flush=True)
+
+    def evaluate(self, agent: Agent, global_step: int) -> None:
+        if self.args.eval_episodes == 0:
+            return
+        start = time.perf_counter()
+        returns, lengths = evaluate(agent, self.args.env_id, self.args.eval_episodes, self.args.seed)
+        self.last_eval = float(returns.mean()), float(returns.std())
+        self.evals.writerow([global_step, *self.last_eval, lengths.mean()])
+        self.send({"charts/eval_return": self.last_eval[0], "charts/eval_length": lengths.mean()}, global_step)
+        self.eval_seconds += time.perf_counter() - start
+
+    def finish(self, agent: Agent, global_step: int) -> dict:
+        torch.save(agent.state_dict(), self.dir / "model.pt")
+        return self.close("finished", global_step)
+
+    def fail(self, message: str, global_step: int) -> dict:
+        return self.close("failed", global_step, error=message)
+
+    def close(self, status: str, global_step: int, **more: str) -> dict:
+        self.tensorboard.close()
+        if self.wandb:
+            self.wandb.finish(exit_code=int(status == "failed"))
+        with open(self.dir / "episodes.csv") as file:
+            late = [
+                float(x["episodic_return"]) for x in csv.DictReader(file) if int(x["global_step"]) > 0.9 * global_step
+            ]
+        eval_return, eval_std = self.last_eval or (None, None)
+        result = {"status": status, "seed": self.args.seed, "global_step": global_step}
+        result |= {"train_return": float(np.mean(late)) if late else None, "eval_return": eval_return}
+        result |= {"eval_std": eval_std, "sps": global_step / self.seconds()} | more
+        write_json(self.dir / "result.json", result)
+        end = "\n" if sys.stdout.isatty() else ""
+        print(f"{end}{status}: {more.get('error', self.dir)}", file=sys.stderr if more else sys.stdout)
+        return result
+
+
+def write_json(path: Path, data: dict) -> None:
+    """The file appears whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(data, indent=2) + "\n")
+    os.replace(partial, path)
+
+
+def json_args(args: Args) -> dict:
+    return asdict(args) | {"run_dir": args.run_dir and str(args.run_dir)}
+
+
+def run_config(args: Args) -> dict:
+    """What is needed to repeat the run."""
+    git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        commit = subprocess.run([*git, "--exclude=*"], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None  # no git, or a copy outside a repository
+    packages = ("torch", "numpy", "gymnasium", "mujoco", "tyro", "tensorboard")
+    versions = {"python": platform.python_version()} | {
+        d.name: d.version for d in distributions() if d.name in packages
+    }
+    machine = {"platform": platform.platform(), "cores": os.cpu_count()}
+    config = {"args": json_args(args), "command": sys.argv, "commit": commit, "versions": versions, "machine": machine}
+    return config | {"torch_threads": torch.get_num_threads()}
+
+
+def open_device(name: str) -> torch.device:
+    try:
+        return torch.zeros(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise Refused(f"--device {name} cannot be used on this machine; try --device cpu") from error
+
+
+def import_wandb():
+    try:
+        import wandb
+    except ImportError as error:
+        raise Refused("--track needs Weights & Biases: pip install wandb") from error
+    return wandb
+
+
+def show_mujoco_warnings() -> None:
+    """Prints MuJoCo's warnings, such as an unstable simulation, instead of MUJOCO_LOG.TXT in the working directory. Not
+    the one on the model format that every HalfCheetah gives."""
+    try:
+        import mujoco
+    except ImportError:
+        return  # an environment from elsewhere
+    if mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(lambda text: "settotalmass" in text or print(f"MuJoCo: {text}", file=sys.stderr))
+
+
+def main() -> int:
+    args = tyro.cli(Args, description=__doc__.splitlines()[0])
+    try:
+        return 0 if train(args)["status"] == "finished" else 1
+    except Refused as error:
+        print(f"{Path(__file__).name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted: this run is not finished", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
