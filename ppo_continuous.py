@@ -342,12 +342,17 @@ def rollout(envs, state: dict, policies: dict[str, torch.Tensor], noise: torch.T
             episodes.append((state["global_step"], float(state["episode_return"][i]), int(state["episode_length"][i])))
             state["episode_return"][i] = state["episode_length"][i] = 0
         steps.append(
-            (obs, actions, logprobs, next_obs.astype(np.float32), rewards.astype(np.float32), terminated, done)
+            {
+                "obs": obs,
+                "actions": actions,
+                "logprobs": logprobs,
+                "next_obs": torch.as_tensor(next_obs, dtype=torch.float32),
+                "rewards": torch.as_tensor(rewards, dtype=torch.float32),
+                "terminated": torch.as_tensor(terminated),
+                "done": torch.as_tensor(done),
+            }
         )
-    names = ("obs", "actions", "logprobs", "next_obs", "rewards", "terminated", "done")
-    columns = dict(zip(names, zip(*steps, strict=True), strict=True))
-    stacks = {name: torch.stack(x) if torch.is_tensor(x[0]) else np.stack(x) for name, x in columns.items()}
-    return {name: torch.as_tensor(x, device=noise.device) for name, x in stacks.items()}, episodes
+    return {name: torch.stack([step[name] for step in steps]).to(noise.device) for name in steps[0]}, episodes
 
 
 # ---------------------------------------------------------------------------------------------------------- update
