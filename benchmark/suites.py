@@ -1,0 +1,83 @@
+"""What is run, as data: a new suite is a copy of an entry of SUITES, a new algorithm a script and the flags it needs.
+
+A script takes --env-id, --lag, --seed, --run-dir and the flags of its suite, and writes config.json, metrics.csv,
+evals.csv and, last, result.json into its run directory; it need not be in Python's path or know of this package.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Suite:
+    description: str
+    algorithms: dict[str, tuple[str, dict]]
+    """name in tables and legends -> (script, extra flags); the last one is compared with each of the others"""
+    tasks: tuple[str, ...]
+    """environment ids, passed as --env-id"""
+    lags: tuple[int, ...]
+    seeds: tuple[int, ...]
+    settings: dict
+    """flags common to all runs, without the dashes: {"num-envs": 16}; True gives --flag, False gives --no-flag"""
+
+
+PPO = ("ppo_continuous.py", {})
+PPO_CLIP_5 = ("ppo_continuous.py", {"clip-coef": 0.5})  # clip .2 holds PPO back under lag: the fair baseline is wider
+VACO = ("vaco_continuous.py", {})
+
+# Minibatches of 256 with a larger step: 80 gradient steps per batch of 2048.
+CHEAP = {"num-envs": 16, "num-steps": 128, "num-minibatches": 8, "update-epochs": 10, "learning-rate": 1e-3}
+# CleanRL's minibatch of 64, 10 epochs and learning rate for MuJoCo, 16 environments instead of one: 320 steps.
+CLEANRL = CHEAP | {"num-minibatches": 32, "learning-rate": 3e-4}
+# Twice the epochs, so more forward lag: 640 steps.
+SLOW = CLEANRL | {"update-epochs": 20}
+
+SUITES = {
+    "quick": Suite(
+        description="PPO and VACO without lag and under a lag at which PPO stalls, in minutes on two cores",
+        algorithms={"PPO": PPO, "VACO": VACO},
+        tasks=("HalfCheetah-v5",),
+        lags=(0, 15),
+        seeds=(1, 2, 3),
+        settings=CHEAP | {"total-timesteps": 150_000, "num-evals": 10, "eval-episodes": 5},
+    ),
+    "halfcheetah": Suite(
+        description="how much of PPO's loss under lag is its clip: PPO with clip .2 and .5 beside VACO",
+        algorithms={"PPO": PPO, "PPO clip .5": PPO_CLIP_5, "VACO": VACO},
+        tasks=("HalfCheetah-v5",),
+        lags=(0, 15),
+        seeds=(1, 2, 3, 4, 5),
+        settings=CHEAP | {"total-timesteps": 300_000, "num-evals": 10, "eval-episodes": 10},
+    ),
+    "hopper": Suite(
+        description="a task whose episodes end early, at a small lag, with many gradient steps per batch",
+        algorithms={"PPO": PPO, "PPO clip .5": PPO_CLIP_5, "VACO": VACO},
+        tasks=("Hopper-v5",),
+        lags=(3,),
+        seeds=(1, 2, 3, 4, 5),
+        settings=SLOW | {"total-timesteps": 300_000, "num-evals": 10, "eval-episodes": 10},
+    ),
+    "hopper-cheap": Suite(
+        description="the same with an eighth of the gradient steps",
+        algorithms={"PPO": PPO, "PPO clip .5": PPO_CLIP_5, "VACO": VACO},
+        tasks=("Hopper-v5",),
+        lags=(3,),
+        seeds=(1, 2, 3, 4, 5),
+        settings=CHEAP | {"total-timesteps": 300_000, "num-evals": 10, "eval-episodes": 10},
+    ),
+    "ppo-1m": Suite(
+        description="PPO without lag for a million steps, to hold against published PPO results",
+        algorithms={"PPO": PPO},
+        tasks=("HalfCheetah-v5",),
+        lags=(0,),
+        seeds=(1, 2),
+        settings=CLEANRL | {"total-timesteps": 1_000_000, "num-evals": 10, "eval-episodes": 10},
+    ),
+    "lag-cost": Suite(
+        description="steps per second (the column sps of results.csv) at lag 63 and at lag 0; use --workers 1",
+        algorithms={"PPO": PPO, "VACO": VACO},
+        tasks=("HalfCheetah-v5",),
+        lags=(0, 63),
+        seeds=(1, 2, 3, 4, 5),
+        settings=CHEAP | {"total-timesteps": 200_000, "num-evals": 1, "eval-episodes": 1},
+    ),
+}

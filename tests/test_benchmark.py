@@ -1,0 +1,508 @@
+"""The benchmark: real processes of a quick stand-in, the report of known numbers, and the scripts themselves."""
+
+import csv
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmark import report, runner, runs
+from benchmark.runs import ROOT
+from benchmark.stats import area_under_curve, paired_difference
+from benchmark.suites import SUITES, Suite
+
+SCRIPTS = pytest.mark.skipif(
+    not ((ROOT / "ppo_continuous.py").exists() and (ROOT / "vaco_continuous.py").exists()), reason="needs the scripts"
+)
+
+STAND_IN = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+args = {flag[2:].replace("-", "_"): json.loads(x) if x[0].isdigit() else x for flag, x in flags.items()}
+folder = Path(args["run_dir"])
+folder.mkdir(parents=True)  # like the scripts: a run directory which is there already is refused
+assert os.environ["OMP_NUM_THREADS"] == "1"
+versions = {"python": "3.12", "torch": "2.13", "numpy": "2.4", "gymnasium": "1.4", "mujoco": "4.0"}
+config = {"args": args, "commit": "abc", "versions": versions, "machine": {"cores": 2}, "command": sys.argv}
+(folder / "config.json").write_text(json.dumps(config))
+(folder / "pid").write_text(str(os.getpid()))
+if args.get("stubborn"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("starting", args["seed"], flush=True)
+batch, height = args["num_envs"] * args["num_steps"], 100 * args["gain"] + args["seed"] + args["lag"]
+with open(folder / "metrics.csv", "w", buffering=1) as metrics, open(folder / "evals.csv", "w", buffering=1) as evals:
+    metrics.write("global_step,charts/SPS\\n")
+    evals.write("global_step,eval_return,eval_std,eval_length\\n")
+    for step in range(batch, args["total_timesteps"] + 1, batch):
+        time.sleep(args["step_seconds"])
+        metrics.write(f"{step},1000.0\\n")
+        evals.write(f"{step},{height * step / args['total_timesteps']},1.5,10.0\\n")
+        if args.get("fail_seed") == args["seed"]:
+            raise RuntimeError("boom at the first update")
+result = {"status": "finished", "seed": args["seed"], "global_step": step, "train_return": height - 1.0}
+result |= {"eval_return": float(height), "eval_std": 1.5, "sps": 1000.0}
+(folder / "result.partial").write_text(json.dumps(result))
+os.replace(folder / "result.partial", folder / "result.json")
+"""
+
+DRIVER = """
+import sys
+sys.path.insert(0, {root!r})
+from benchmark.__main__ import main
+from benchmark.suites import SUITES, Suite
+SUITES["toy"] = Suite(**{suite!r})
+sys.exit(main())
+"""
+
+
+def toy(script="stand_in.py", **changes):
+    """A suite of eight runs of the stand-in; total-timesteps is not a multiple of its batch of 10 x 2."""
+    settings = {"num-envs": 10, "num-steps": 2, "total-timesteps": 110, "step-seconds": 0} | changes.pop("settings", {})
+    algorithms = {"PPO": (str(script), {"gain": 1}), "VACO .5": (str(script), {"gain": 2.5})}
+    suite = {
+        "description": "stand-in",
+        "algorithms": algorithms,
+        "tasks": ("Toy-v0",),
+        "lags": (0, 15),
+        "seeds": (1, 2),
+    }
+    return suite | {"settings": settings} | changes
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """bench(*words, **changes of the toy suite) is `python -m benchmark *words`; bench.start does not wait."""
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+
+    def start(*words, **changes):
+        suite = toy(tmp_path / "stand_in.py", **changes)
+        (tmp_path / "driver.py").write_text(DRIVER.format(root=str(ROOT), suite=suite))
+        command = [sys.executable, str(tmp_path / "driver.py"), *map(str, words)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+
+    def bench(*words, **changes):
+        process = start(*words, **changes)
+        process.stdout_text, process.stderr_text = process.communicate(timeout=120)
+        assert "Traceback" not in process.stdout_text + process.stderr_text
+        return process
+
+    bench.start = start
+    return bench
+
+
+def read_rows(out):
+    with open(out / "results.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def cells(text):
+    """The rows of the Markdown tables in a text."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited for a minute"
+        time.sleep(0.02)
+
+
+def alive(out):
+    """Process ids of stand-ins under `out` that still run."""
+    return [int(path.read_text()) for path in out.rglob("pid") if is_alive(int(path.read_text()))]
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")  # a process that is dead but not yet collected by its parent is not running
+    return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+# ---------------------------------------------------------------------------------------------------------- the runner
+
+
+def test_runs_all_reports_and_skips_what_is_finished(bench, tmp_path):
+    out = tmp_path / "out"
+    first = bench("run", "toy", "--out", out)
+    assert first.returncode == 0, first.stderr_text
+    assert "8/8 runs done" in first.stdout_text
+    assert ["mean", "116.5", "266.5", "+150.0"] in cells(first.stdout_text)
+    rows = read_rows(out)
+    assert [(r["algorithm"], r["lag"], r["seed"]) for r in rows[:3]] == [
+        ("PPO", "0", "1"),
+        ("VACO .5", "0", "1"),
+        ("PPO", "15", "1"),
+    ]
+    assert len(rows) == 8
+    assert {r["status"] for r in rows} == {"finished"}
+    assert (rows[3]["eval_return"], rows[3]["train_return"]) == ("266.0", "265.0")
+    assert (out / "Toy-v0/VACO-.5/lag15/seed1/result.json").exists()
+    assert (out / "Toy-v0/VACO-.5/lag15/seed1.log").read_text().startswith("starting 1")
+    assert (out / "curves.png").stat().st_size > 5000
+
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    second = bench("run", "toy", "--out", "out", "--workers", 1)  # the same folder, named otherwise
+    assert second.returncode == 0
+    assert "8 finished before" in second.stdout_text
+    assert times == {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    assert bench("report", "out").returncode == 0
+
+
+def test_killed_runner_goes_on_to_the_same_results(bench, tmp_path):
+    out, slow = tmp_path / "killed", {"settings": {"step-seconds": 0.1}}
+    process = bench.start("run", "toy", "--out", out, "--workers", 2, **slow)
+    wait_for(lambda: list(out.rglob("result.json")) and alive(out))
+    process.kill()
+    process.communicate()
+    again = bench("run", "toy", "--out", out, "--workers", 4, **slow)
+    assert again.returncode == 0, again.stderr_text
+    assert not again.stdout_text.startswith("toy: 8 runs, 0 finished")
+    whole = bench("run", "toy", "--out", tmp_path / "whole", "--workers", 8, **slow)
+    assert whole.returncode == 0
+    assert (out / "results.csv").read_bytes() == (tmp_path / "whole/results.csv").read_bytes()
+    assert (out / "curves.png").read_bytes() == (tmp_path / "whole/curves.png").read_bytes()
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_runs_and_says_how_to_go_on(bench, tmp_path, signum, code):
+    out = tmp_path / "out"
+    process = bench.start("run", "toy", "--out", out, "--workers", 2, settings={"step-seconds": 30})
+    wait_for(lambda: len(alive(out)) == 2)
+    process.send_signal(signum)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert f"go on with: python -m benchmark run toy --out {out} --workers 2" in stdout
+    assert stderr == ""
+    assert not alive(out)
+
+
+def test_a_second_signal_kills_runs_that_do_not_end(bench, tmp_path):
+    out = tmp_path / "out"
+    process = bench.start("run", "toy", "--out", out, "--workers", 2, settings={"step-seconds": 1000, "stubborn": 1})
+    wait_for(lambda: len(list(out.rglob("seed*.log"))) == 2 and all(p.read_text() for p in out.rglob("seed*.log")))
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode in (130, 143)  # signals that arrive together are handled in no fixed order
+    assert not alive(out)
+
+
+def test_a_failed_run_is_listed_and_repeated(bench, tmp_path):
+    out = tmp_path / "out"
+    failed = bench("run", "toy", "--out", out, settings={"fail-seed": 2})
+    assert failed.returncode == 1
+    reason = (
+        "failed: VACO .5, Toy-v0, lag 15, seed 2: exit code 1, unfinished: RuntimeError: boom at the first update (log:"
+    )
+    assert reason in failed.stdout_text
+    assert failed.stdout_text.count("failed: ") == 4
+    assert "Incomplete: 4 of 8 runs are not finished" in (out / "report.md").read_text()
+    assert "higher on 1 of 1 seeds (1 of 2 seeds left out)" in failed.stdout_text
+    again = bench("run", "toy", "--out", out, settings={"fail-seed": 2})
+    assert again.returncode == 1
+    assert "4 finished before" in again.stdout_text
+
+
+def test_a_second_runner_is_refused(bench, tmp_path):
+    out = tmp_path / "out"
+    process = bench.start("run", "toy", "--out", out, settings={"step-seconds": 30})
+    wait_for(lambda: alive(out))
+    second = bench("run", "toy", "--out", out, settings={"step-seconds": 30})
+    assert second.returncode == 2
+    assert "in use by another runner" in second.stderr_text
+    assert alive(out)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "message"),
+    [
+        (["run", "none", "--out", "new"], {}, "unknown suite none: choose one of quick"),
+        (["run", "toy", "--out", "new", "--workers", "0"], {}, "--workers must be at least 1"),
+        (["run", "toy", "--out", "new"], {"seeds": (1, 2, 1)}, "two runs for one folder: PPO, Toy-v0, lag 0, seed 1"),
+        (["run", "toy", "--out", "new"], {"algorithms": {"A": ("absent.py", {})}}, "no script absent.py"),
+        pytest.param(["run", "quick", "--out", "held"], {}, "held holds the suite toy", marks=SCRIPTS),
+        (["run", "toy", "--out", "held"], {"lags": (0, 3)}, "held holds toy with other settings"),
+        (["run", "toy", "--out", "full"], {}, "full is not empty and holds no suite.json"),
+        (["run", "toy", "--out", "full/notes"], {}, "notes"),
+        (["report", "full"], {}, "full holds no suite.json"),
+        (["report", "new"], {}, "new holds no suite.json"),
+    ],
+)
+def test_refusals_are_one_line_and_touch_nothing(bench, tmp_path, words, changes, message):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes").write_text("mine")
+    (tmp_path / "held").mkdir()
+    runs.remember_suite(tmp_path / "held", "toy", Suite(**toy(tmp_path / "stand_in.py")))
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    refused = bench(*words, **changes)
+    assert refused.returncode == 2
+    assert message in refused.stderr_text
+    assert refused.stderr_text.startswith("benchmark: ")
+    assert refused.stderr_text.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "full/notes").read_text() == "mine"
+
+
+def test_list_names_every_suite(bench):
+    listed = bench("list")
+    assert listed.returncode == 0
+    assert all(name in listed.stdout_text for name in SUITES)
+
+
+def test_progress_reads_the_tail_of_metrics(tmp_path):
+    (run, *_) = runs.expand(Suite(**toy(seeds=(1,))), tmp_path)
+    assert runner.fraction(run) == 0
+    run.folder.mkdir(parents=True)
+    metrics = run.folder / "metrics.csv"
+    metrics.write_text("global_step,charts/SPS\n")
+    assert runner.fraction(run) == 0
+    metrics.write_text("global_step,charts/SPS\n" + "".join(f"{step},1.0\n" for step in range(1, 56)) + "99,1")
+    assert runner.fraction(run) == 0.5  # of 110 steps; the line that is being written does not count
+    line = runner.progress(asked=6, total=8, waiting=2, fractions=[0.5, 0.25], started=time.monotonic(), failed=1)
+    assert line.startswith("4/8 runs done, running 50% 25%, 1 failed, elapsed 0:00:00, left ")
+
+
+# ---------------------------------------------------------------------------------------------------------- the report
+
+
+def write_runs(out, change=lambda run, config, result, evals: None, **changes):
+    """Folders of finished runs without running them; `change` edits what a run has written."""
+    suite = Suite(**toy(**changes))
+    out.mkdir()
+    runs.remember_suite(out, "toy", suite)
+    for run in runs.expand(suite, out):
+        args = {flag.replace("-", "_"): value for flag, value in run.flags.items()}
+        versions = {"python": "3.12", "torch": "2.13", "numpy": "2.4", "gymnasium": "1.4", "mujoco": "4.0"}
+        config = {"args": args, "commit": "abc", "versions": versions, "machine": "a machine"}
+        value = {"PPO": 10.0, "VACO .5": 12.0}[run.algorithm] * run.seed
+        result = {"status": "finished", "seed": run.seed, "global_step": 100, "train_return": value - 1}
+        result |= {"eval_return": value, "eval_std": 1.0, "sps": 5.0}
+        evals = [(50, 0.0), (100, value)]
+        run.folder.mkdir(parents=True)
+        change(run, config, result, evals)
+        (run.folder / "config.json").write_text(json.dumps(config))
+        (run.folder / "result.json").write_text(json.dumps(result))
+        lines = [f"{step},{value},1,1" for step, value in evals]
+        (run.folder / "evals.csv").write_text(
+            "\n".join(["global_step,eval_return,eval_std,eval_length", *lines]) + "\n"
+        )
+    return suite
+
+
+def test_table_and_interval_of_known_numbers(tmp_path):
+    write_runs(tmp_path / "out", lags=(3,), seeds=(1, 2, 3))
+    text = report.write_report(tmp_path / "out")
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
+    ]
+    assert lines[0] == ["seed", "PPO", "VACO .5", "VACO .5 - PPO"]
+    assert lines[2:] == [
+        ["1", "10.0", "12.0", "+2.0"],
+        ["2", "20.0", "24.0", "+4.0"],
+        ["3", "30.0", "36.0", "+6.0"],
+        ["mean", "20.0", "24.0", "+4.0"],
+    ]
+    assert "mean difference +4.0, 95 % bootstrap interval +2.0 to +6.0, higher on 3 of 3 seeds." in text
+    assert "Mixed" not in text
+    assert "Incomplete" not in text
+    assert {(r["seed"], r["area_under_curve"]) for r in read_rows(tmp_path / "out") if r["algorithm"] == "PPO"} == {
+        ("1", "5.0"),
+        ("2", "10.0"),
+        ("3", "15.0"),
+    }
+    written = (tmp_path / "out/report.md").read_text()
+    for known in ("run toy --out", "commit: abc", "torch: 2.13", "a machine", "--num-envs 10", "--gain 2.5"):
+        assert known in written
+
+
+def test_three_algorithms_are_each_compared_with_the_last():
+    suite = Suite(**toy(algorithms={"PPO": ("a.py", {}), "wide": ("a.py", {"clip-coef": 0.5}), "VACO": ("b.py", {})}))
+    rows = [
+        {"task": "Toy-v0", "lag": 0, "algorithm": a, "seed": s, "status": "finished", "eval_return": v * s}
+        for a, v in (("PPO", 1.0), ("wide", 5.0), ("VACO", 4.0))
+        for s in (1, 2)
+    ]
+    text = report.table(suite, rows, "Toy-v0", 0)
+    assert ["2", "2.0", "10.0", "8.0", "+6.0", "-2.0"] in cells(text)
+    assert "VACO - PPO: mean difference +4.5, no interval from fewer than 3 seeds, higher on 2 of 2 seeds." in text
+    assert "VACO - wide: mean difference -1.5, no interval from fewer than 3 seeds, higher on 0 of 2 seeds." in text
+
+
+def test_one_seed_has_no_interval(tmp_path):
+    write_runs(tmp_path / "out", seeds=(1,))
+    text = report.write_report(tmp_path / "out")
+    assert "mean difference +2.0, no interval from fewer than 3 seeds, higher on 1 of 1 seeds." in text
+    assert (tmp_path / "out/curves.png").exists()
+
+
+def test_missing_failed_and_unfinished_runs_are_listed_and_left_out(tmp_path):
+    out = tmp_path / "out"
+
+    def change(run, config, result, evals):
+        if (run.algorithm, run.lag, run.seed) == ("PPO", 0, 2):
+            result["status"] = "failed"
+
+    write_runs(out, change, seeds=(1, 2, 3))
+    shutil.rmtree(out / "Toy-v0/VACO-.5/lag0/seed1")
+    (out / "Toy-v0/VACO-.5/lag15/seed3/result.json").unlink()
+    text = report.write_report(out)
+    assert "Incomplete: 3 of 18 runs" not in text
+    assert "Incomplete: 3 of 12 runs are not finished" in text
+    for line in ("PPO, Toy-v0, lag 0, seed 2: failed", "VACO .5, Toy-v0, lag 0, seed 1: missing"):
+        assert f"- {line}" in text
+    assert "- VACO .5, Toy-v0, lag 15, seed 3: unfinished" in text
+    assert (
+        "mean difference +6.0, no interval from fewer than 3 seeds, higher on 1 of 1 seeds (2 of 3 seeds left out)."
+        in text
+    )
+    assert [r["status"] for r in read_rows(out)].count("finished") == 9
+
+
+def test_nothing_finished_is_a_report_too(tmp_path):
+    suite = write_runs(tmp_path / "out")
+    for run in runs.expand(suite, tmp_path / "out"):
+        shutil.rmtree(run.folder)
+    assert "VACO .5 - PPO: no seed has both." in report.write_report(tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
+def test_no_evaluation_is_said_and_not_replaced_by_the_training_return(tmp_path, value):
+    def change(run, config, result, evals):
+        result["eval_return"] = value
+        evals.clear()
+
+    write_runs(tmp_path / "out", change)
+    text = report.write_report(tmp_path / "out")
+    assert text.count("no evaluation") == 8
+    assert {(r["eval_return"], r["area_under_curve"]) for r in read_rows(tmp_path / "out")} == {("", "")}
+
+
+def test_mixed_versions_commits_and_settings_are_said(tmp_path):
+    def change(run, config, result, evals):
+        if run.seed == 2:
+            config["versions"]["mujoco"], config["commit"] = "3.9", None
+        config["args"]["gamma"] = 0.9 if run.seed == 2 and run.algorithm == "PPO" else 0.99
+
+    write_runs(tmp_path / "out", change)
+    report.write_report(tmp_path / "out")
+    text = (tmp_path / "out/report.md").read_text()
+    assert "**Mixed mujoco, so the runs are not strictly comparable:** 4.0 (4 runs); 3.9 (4 runs)" in text
+    assert "**Mixed commit, so the runs are not strictly comparable:** abc (4 runs); unknown (4 runs)" in text
+    assert "**Mixed settings of PPO, so its runs are not comparable:** gamma" in text
+    assert text.count("Mixed") == 3
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value", "message"),
+    [
+        ("args", "env_id", "Other-v0", "holds another configuration (env_id Other-v0, not Toy-v0)"),
+        ("args", "seed", 1, "holds another configuration (seed 1, not 2)"),
+        ("args", "gain", 7, "holds another configuration (gain 7, not 2.5)"),
+        ("result", "global_step", 80, "says finished with seed 2, step 80, not seed 2, step 100"),
+        ("result", "seed", 1, "says finished with seed 1, step 100, not seed 2, step 100"),
+    ],
+)
+def test_a_finished_run_of_another_kind_is_refused(bench, tmp_path, where, key, value, message):
+    def change(run, config, result, evals):
+        if (run.algorithm, run.lag, run.seed) == ("VACO .5", 15, 2):
+            {"args": config["args"], "result": result}[where][key] = value
+
+    write_runs(tmp_path / "out", change, script=tmp_path / "stand_in.py")
+    for words in (["report", "out"], ["run", "toy", "--out", "out"]):
+        refused = bench(*words)
+        assert refused.returncode == 2
+        assert message in refused.stderr_text
+        assert refused.stderr_text.count("\n") == 1
+
+
+# ---------------------------------------------------------------------------------------------------------- statistics
+
+
+def test_paired_difference_by_hand():
+    mean, low, high, wins = paired_difference([3.0, 5.0, 1.0, 8.0], [1.0, 6.0, 1.0, 2.0])  # 2, -1, 0, 6
+    assert (mean, wins) == (1.75, 2)  # a tie is no win
+    assert -1 <= low < mean < high <= 6
+    assert paired_difference([3.0, 5.0, 1.0, 8.0], [1.0, 6.0, 1.0, 2.0]) == (mean, low, high, wins)
+    assert paired_difference([1.0, 6.0, 1.0, 2.0], [3.0, 5.0, 1.0, 8.0])[0] == -1.75
+
+
+def test_paired_difference_of_three_seeds_against_all_resamples():
+    difference = np.array([0.0, 3.0, 9.0])
+    means = [
+        np.mean([a, b, c]) for a in difference for b in difference for c in difference
+    ]  # each of 27, equally likely
+    _, low, high, _ = paired_difference(difference, np.zeros(3))
+    assert (low, high) == (min(means), max(means))  # each end has probability 1/27, more than 2.5 %
+
+
+def test_paired_difference_keeps_pairs():
+    x = np.array([100.0, 2000.0, 30000.0])  # the seeds differ much, the difference not at all
+    assert paired_difference(x, x - 5) == (5.0, 5.0, 5.0, 3)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_no_interval_from_fewer_than_three_seeds(seeds):
+    assert paired_difference(np.full(seeds, 2.0), np.full(seeds, 1.0)) == (1.0, None, None, seeds)
+
+
+@pytest.mark.parametrize(
+    ("x", "y"), [([1.0], [1.0, 2.0]), ([], []), ([[1.0, 2.0]], [[1.0, 2.0]]), ([1.0, np.nan], [1.0, 1.0])]
+)
+def test_paired_difference_refuses_what_is_not_paired(x, y):
+    with pytest.raises(ValueError, match="x and y"):
+        paired_difference(x, y)
+
+
+def test_area_under_curve_by_hand():
+    assert area_under_curve([10, 20, 40], [0.0, 4.0, 10.0]) == (10 * 2 + 20 * 7) / 30
+    assert area_under_curve([5, 6], [3.0, 3.0]) == 3.0
+    for steps in ([1], [2, 1], [1, 1], [1, 2, 3]):
+        with pytest.raises(ValueError, match="a curve"):
+            area_under_curve(steps, np.zeros(min(len(steps), 2)))
+
+
+# --------------------------------------------------------------------------------------------------------- the scripts
+
+
+@SCRIPTS
+@pytest.mark.parametrize("name", SUITES)
+def test_flags_of_the_suites_are_accepted_by_their_scripts(name):
+    for run in runs.expand(SUITES[name], "out"):
+        args = importlib.import_module(run.script.removesuffix(".py")).Args
+        args(**{flag.replace("-", "_"): value for flag, value in run.flags.items()})
+
+
+@SCRIPTS
+def test_the_scripts_themselves(bench, tmp_path):
+    settings = {"num-envs": 4, "num-steps": 64, "num-minibatches": 4, "update-epochs": 2, "total-timesteps": 1100}
+    suite = toy(tasks=("InvertedPendulum-v5",), lags=(2,))
+    suite["settings"] = settings | {"num-evals": 2, "eval-episodes": 2, "anneal-lr": False}
+    suite["algorithms"] = {"PPO": ("ppo_continuous.py", {"clip-coef": 0.5}), "VACO": ("vaco_continuous.py", {})}
+    driver = tmp_path / "real.py"
+    driver.write_text(DRIVER.format(root=str(ROOT), suite=suite))
+    command = [sys.executable, str(driver), "run", "toy", "--out", str(tmp_path / "out")]
+    for finished_before in (0, 4):
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"4 runs, {finished_before} finished before" in done.stdout
+    rows = read_rows(tmp_path / "out")
+    assert len(rows) == 4
+    assert all(float(row["eval_return"]) > 0 and row["area_under_curve"] and row["torch"] for row in rows)
+    assert "Mixed" not in done.stdout
