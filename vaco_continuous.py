@@ -31,6 +31,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal
@@ -647,7 +648,7 @@ class RunFiles:
         """One line, rewritten on a terminal; elsewhere a new one at every tenth of the run."""
         batch_size, total = self.args.batch_size, self.args.batch_size * self.args.num_iterations
         left = (time.perf_counter() - self.start) / global_step * (total - global_step)
-        line = f"{global_step:,}/{total:,} steps  {sps:,.0f} SPS  {time.strftime('%H:%M:%S', time.gmtime(left))} left"
+        line = f"{global_step:,}/{total:,} steps  {sps:,.0f} SPS  {timedelta(seconds=round(left))} left"
         if self.recent_returns:
             line += f"  return {np.mean(self.recent_returns):.1f} (last {len(self.recent_returns)} episodes)"
         if self.last_eval:
@@ -662,6 +663,7 @@ class RunFiles:
             return
         start = time.perf_counter()
         returns, lengths = evaluate(agent, self.args.env_id, self.args.eval_episodes, self.args.seed)
+        require_finite({"evaluation return": torch.as_tensor(returns)}, ("evaluation return",))
         self.last_eval = float(returns.mean()), float(returns.std())
         self.evals.writerow([global_step, *self.last_eval, lengths.mean()])
         self.send({"charts/eval_return": self.last_eval[0], "charts/eval_length": lengths.mean()}, global_step)
