@@ -86,7 +86,7 @@ class Args:
     recompute_logprobs: bool = False
     """centre the clip on pi_T instead of the behaviour policy mu"""
     eval_episodes: int = 10
-    """episodes per evaluation of the current policy (sampled actions); 0: no evaluation"""
+    """episodes per evaluation of the current policy (sampled actions), each until it ends; 0: no evaluation"""
     num_evals: int = 10
     """evaluations, evenly spaced over the run"""
     run_dir: Path | None = None
@@ -125,7 +125,7 @@ def make_env(env_id: str) -> gym.Env:
     show_mujoco_warnings()
     try:
         env = gym.make(env_id)
-    except (gym.error.Error, ImportError, ValueError) as error:
+    except (gym.error.Error, ImportError, ValueError, TypeError) as error:
         raise Refused(f"--env-id {env_id}: {' '.join(str(error).split())}") from error
     if not isinstance(env.action_space, gym.spaces.Box) or env.action_space.dtype.kind != "f":
         raise Refused(f"--env-id {env_id} has actions {env.action_space}; continuous control needs a Box of floats")
@@ -295,12 +295,16 @@ def policy_loss(newlogprobs, learner_logprobs, behaviour_logprobs, advantages, a
     All (M,); log-probabilities under pi_theta, pi_T and mu. Returns (loss, metrics), metrics of scalar tensors.
     """
     oldlogprobs = learner_logprobs if args.recompute_logprobs else behaviour_logprobs
-    ratio = (newlogprobs - oldlogprobs).exp()
+    log_ratio = newlogprobs - oldlogprobs
+    above = (advantages >= 0) & (log_ratio.exp() > 1 + args.clip_coef)
+    # the clip's upper side before exp: 0 times a ratio that overflows would be NaN in the gradient
+    ratio = torch.where(above, math.log1p(args.clip_coef), log_ratio).exp()
     clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     loss = -torch.min(ratio * advantages, clipped * advantages).mean()
     with torch.no_grad():
         tv = 0.5 * ((newlogprobs - learner_logprobs).exp() - 1).abs().mean()  # of pi_theta and pi_T
-        clipfrac, none = ((ratio - 1).abs() > args.clip_coef).float().mean(), torch.zeros_like(tv)
+        clipfrac = ((log_ratio.exp() - 1).abs() > args.clip_coef).float().mean()
+        none = torch.zeros_like(tv)
     return loss, {"tv": tv, "clipfrac": clipfrac, "filtered_fraction": none, "filter_triggered": none}
 
 
@@ -397,13 +401,14 @@ def update(agent: Agent, optimizer: torch.optim.Optimizer, batch: dict, args: Ar
                 break
     metrics = {name: torch.stack([step[name] for step in steps]).cpu() for name in steps[0]}
     require_finite(metrics, ("policy_loss", "value_loss", "entropy", "grad_norm"))
+    require_finite({"parameters": nn.utils.parameters_to_vector(agent.parameters())}, ("parameters",))
     return metrics
 
 
 def require_finite(tensors: dict[str, torch.Tensor], names: tuple[str, ...]) -> None:
     for name in names:
         if not tensors[name].isfinite().all():
-            raise FloatingPointError(f"{name} is not finite")
+            raise FloatingPointError(f"{name} not finite")
 
 
 # ------------------------------------------------------------------------------------------------------ evaluation
@@ -534,18 +539,18 @@ class RunFiles:
         self.args = args
         name = re.sub(r"[^\w.-]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
         self.dir = args.run_dir or Path("runs") / name
-        wandb = import_wandb() if args.track else None
         try:
-            self.dir.mkdir(parents=True, exist_ok=True)
-            if any(self.dir.iterdir()):
+            if self.dir.exists() and any(self.dir.iterdir()):
                 raise Refused(f"--run-dir {self.dir} is not empty; name a new folder")
+            self.wandb = open_wandb(name, args) if args.track else None
+            self.dir.mkdir(parents=True, exist_ok=True)
             write_json(self.dir / "config.json", run_config(args))
         except OSError as error:
             raise Refused(f"--run-dir {self.dir} cannot be used ({error.strerror}); name another folder") from error
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         self.tensorboard = SummaryWriter(self.dir)
-        self.wandb = wandb and wandb.init(name=name, dir=self.dir, config=json_args(args))
+        self.csv_files = []
         self.episodes = self.open_csv("episodes.csv", ["global_step", "episodic_return", "episodic_length"])
         self.evals = self.open_csv("evals.csv", ["global_step", "eval_return", "eval_std", "eval_length"])
         self.metrics = None  # the first row's names are its header
@@ -554,7 +559,8 @@ class RunFiles:
         self.start, self.eval_seconds = time.perf_counter(), 0.0
 
     def open_csv(self, name: str, header: list[str]):
-        writer = csv.writer(open(self.dir / name, "w", newline="", buffering=1))  # noqa: SIM115 (open as long as the run)
+        self.csv_files.append(open(self.dir / name, "w", newline="", buffering=1))  # noqa: SIM115 (as long as the run)
+        writer = csv.writer(self.csv_files[-1])
         writer.writerow(header)
         return writer
 
@@ -611,7 +617,7 @@ class RunFiles:
             return
         start = time.perf_counter()
         returns, lengths = evaluate(agent, self.args.env_id, self.args.eval_episodes, self.args.seed)
-        require_finite({"evaluation return": torch.as_tensor(returns)}, ("evaluation return",))
+        require_finite({"evaluation returns": torch.as_tensor(returns)}, ("evaluation returns",))
         self.last_eval = float(returns.mean()), float(returns.std())
         self.evals.writerow([global_step, *self.last_eval, lengths.mean()])
         self.send({"charts/eval_return": self.last_eval[0], "charts/eval_length": lengths.mean()}, global_step)
@@ -625,7 +631,8 @@ class RunFiles:
         return self.close("failed", global_step, error=message)
 
     def close(self, status: str, global_step: int, **more: str) -> dict:
-        self.tensorboard.close()
+        for file in (self.tensorboard, *self.csv_files):
+            file.close()
         if self.wandb:
             self.wandb.finish(exit_code=int(status == "failed"))
         with open(self.dir / "episodes.csv") as file:
@@ -671,17 +678,21 @@ def run_config(args: Args) -> dict:
 
 def open_device(name: str) -> torch.device:
     try:
-        return torch.zeros(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=name).cpu()  # to the device and back
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise Refused(f"--device {name} cannot be used on this machine; try --device cpu") from error
+    return torch.device(name)
 
 
-def import_wandb():
+def open_wandb(name: str, args: Args):
     try:
         import wandb
+
+        return wandb.init(project=os.environ.get("WANDB_PROJECT", "vaco"), name=name, config=json_args(args))
     except ImportError as error:
         raise Refused("--track needs Weights & Biases: pip install wandb") from error
-    return wandb
+    except Exception as error:  # no login, no network: whatever it raises, the run has not begun
+        raise Refused(f"--track: wandb.init failed: {error}") from error
 
 
 def show_mujoco_warnings() -> None:

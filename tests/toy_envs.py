@@ -1,0 +1,136 @@
+"""Small environments with known answers. From the command line:
+
+PYTHONPATH=tests python ppo_continuous.py --env-id toy_envs:ThreeStep-v0
+"""
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete
+
+
+class Counter(gym.Env):
+    """Observes the number of steps since the reset; every reward is `reward`; terminates after `length` steps."""
+
+    observation_space = Box(0, np.inf, (1,))
+    action_space = Box(-1, 1, (1,))
+
+    def __init__(self, length: float = np.inf, reward: float = 1.0, broken_at: float = np.inf, broken: str = ""):
+        self.length, self.reward, self.broken_at, self.broken = length, reward, broken_at, broken
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        broken = self.steps == self.broken_at
+        reward = np.nan if broken and self.broken == "reward" else self.reward
+        obs = np.full(1, np.nan, np.float32) if broken and self.broken == "obs" else self.observe()
+        return obs, reward, self.steps >= self.length, False, {}
+
+    def observe(self):
+        return np.array([self.steps], np.float32)
+
+
+class DictCounter(Counter):
+    """A Dict observation: the count, and a position of shape (2, 1) that is far from mean 0 and variance 1."""
+
+    observation_space = Dict({"count": Box(0, np.inf, (1,)), "position": Box(-np.inf, np.inf, (2, 1))})
+
+    def observe(self):
+        return {"count": super().observe(), "position": self.np_random.normal(1000, 50, (2, 1)).astype(np.float32)}
+
+
+class DiscreteActions(Counter):
+    action_space = Discrete(2)
+
+
+class Noise(gym.Env):
+    """Observations, rewards and episode ends are random and do not depend on the action, so that they are the same for
+    every policy. Terminates, or is truncated, or both, each in a tenth of the steps or so. Keeps what it was given."""
+
+    observation_space = Box(-np.inf, np.inf, (3,))
+    action_space = Box(-0.1, 0.1, (2,))
+    seeds, actions = [], []  # of all instances; `forget` empties them
+
+    @classmethod
+    def forget(cls):
+        cls.seeds.clear()
+        cls.actions.clear()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.seeds.append(seed)
+        return self.observe(), {}
+
+    def step(self, action):
+        self.actions.append(np.array(action))
+        terminated, truncated = (bool(x) for x in self.np_random.random(2) < 0.1)
+        return self.observe(), float(self.np_random.normal(1, 10)), terminated, truncated, {}
+
+    def observe(self):
+        return self.np_random.normal([0, 5, -100], [1, 3, 0.1]).astype(np.float32)
+
+
+class Matrix(Noise):
+    """Observations and actions are 2 x 2 float64; the bounds of the actions are not about 0."""
+
+    observation_space = Box(-np.inf, np.inf, (2, 2), np.float64)
+    action_space = Box(np.array([[0.5, -2], [1, -np.inf]]), np.array([[0.7, -1], [np.inf, np.inf]]), dtype=np.float64)
+    seeds, actions = [], []
+
+    def observe(self):
+        return self.np_random.normal(size=(2, 2))
+
+
+class Sign(gym.Env):
+    """One step: observes -1 or 1 at random, and is paid just that. The value of an observation is itself."""
+
+    observation_space = Box(-1, 1, (1,))
+    action_space = Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.obs = self.np_random.choice([-1, 1], 1).astype(np.float32)
+        return self.obs, {}
+
+    def step(self, action):
+        return self.obs, float(self.obs[0]), True, False, {}
+
+
+class Delayed(Counter):
+    """Two steps; the reward of 1 comes with the second. Discounted return of the first observation: gamma."""
+
+    def step(self, action):
+        obs, _, _, _, info = super().step(action)
+        return obs, float(self.steps == 2), self.steps == 2, False, info
+
+
+class Target(Counter):
+    """One step, paid by the squared distance of the action from 1/2. The best policy mean is 1/2."""
+
+    def step(self, action):
+        obs, _, _, _, info = super().step(action)
+        return obs, -float((action[0] - 0.5) ** 2), True, False, info
+
+
+def register(name: str, env: type, **more) -> None:
+    gym.register(f"{name}-v0", env, disable_env_checker=True, **more)
+
+
+register("ThreeStep", Counter, kwargs={"length": 3})
+register("ThreeStepTimeLimit", Counter, max_episode_steps=3)
+register("ThreeStepBoth", Counter, kwargs={"length": 3}, max_episode_steps=3)
+register("NanReward", Counter, kwargs={"length": 20, "broken_at": 11, "broken": "reward"})
+register("NanObservation", Counter, kwargs={"length": 20, "broken_at": 11, "broken": "obs"})
+register("HugeReward", Counter, kwargs={"length": 20, "reward": 1e39})  # above the largest float32
+register("DictCounter", DictCounter, kwargs={"length": 3})
+register("DiscreteActions", DiscreteActions, kwargs={"length": 3})
+register("Noise", Noise)
+register("Constant", Counter, kwargs={"length": 1})
+register("Matrix", Matrix)
+register("Sign", Sign)
+register("Delayed", Delayed)
+register("Target", Target)
