@@ -6,7 +6,8 @@
 # ///
 """PPO (arXiv 1707.06347) for continuous control under policy lag, in one file.
 
-The networks, their initialisation and the hyperparameters are those of CleanRL's PPO for MuJoCo. What differs:
+Networks, initialisation and hyperparameters are those of CleanRL's PPO for MuJoCo, with 16 environments x 128 steps in
+place of 1 x 2048, normalisation statistics shared by all environments, and no value clipping. What differs:
 
 1. Backward lag: every environment is driven by a snapshot of the learner that is up to `--lag` updates old
    (`PolicyLag`). The clip is centred on the behaviour policy mu that chose the action, as in an asynchronous system
@@ -120,18 +121,22 @@ class Args:
 def make_env(env_id: str) -> gym.Env:
     """One environment with its registered time limit and observations flattened to a vector.
 
-    Raises Refused for an unknown environment or one whose actions are not a Box of floats.
+    Raises Refused for an environment that cannot be made, or whose actions are not a Box of floats.
     """
     show_mujoco_warnings()
     try:
         env = gym.make(env_id)
-    except (gym.error.Error, ImportError, ValueError, TypeError) as error:
-        raise Refused(f"--env-id {env_id}: {' '.join(str(error).split())}") from error
+    except Exception as error:  # unknown, not installed, or whatever its constructor raises
+        raise Refused(f"--env-id {env_id}: {' '.join(str(error).split()) or repr(error)}") from error
+    if env.spec.id != env_id.split(":")[-1]:
+        raise Refused(f"--env-id {env_id}: name the version, {env.spec.id}; returns of two versions do not compare")
     if not isinstance(env.action_space, gym.spaces.Box) or env.action_space.dtype.kind != "f":
         raise Refused(f"--env-id {env_id} has actions {env.action_space}; continuous control needs a Box of floats")
-    if not env.observation_space.is_np_flattenable:
-        raise Refused(f"--env-id {env_id} has observations {env.observation_space}, which do not flatten to a vector")
-    return env if len(env.observation_space.shape or ()) == 1 else gym.wrappers.FlattenObservation(env)
+    if not env.observation_space.is_np_flattenable or 0 in env.action_space.shape:
+        spaces = f"observations {env.observation_space} and actions {env.action_space}"
+        raise Refused(f"--env-id {env_id} has {spaces}, which do not flatten to vectors")
+    is_vector = isinstance(env.observation_space, gym.spaces.Box) and len(env.observation_space.shape) == 1
+    return env if is_vector else gym.wrappers.FlattenObservation(env)
 
 
 def make_envs(env_id: str, num_envs: int) -> gym.vector.VectorEnv:
@@ -144,11 +149,6 @@ def env_action(envs: gym.vector.VectorEnv, actions: torch.Tensor) -> np.ndarray:
     """(N, A) sampled actions -> what the environments receive: clipped to their bounds, in their shape and dtype."""
     space = envs.action_space
     return np.clip(actions.cpu().numpy().reshape(space.shape), space.low, space.high).astype(space.dtype)
-
-
-def reset_seeds(stream: np.random.SeedSequence, num_envs: int) -> list[int]:
-    """One seed per environment; reset(seed=s) would give s + i, so that neighbouring seeds share environments."""
-    return [int(seed) for seed in stream.generate_state(num_envs)]
 
 
 def merge_moments(mean, var, count, batch):
@@ -243,6 +243,7 @@ class PolicyLag:
     """
 
     def __init__(self, lag: int, rng: np.random.Generator, mode: str = "uniform"):
+        assert mode in ("uniform", "fixed")
         self.snapshots = deque(maxlen=lag + 1)  # oldest first
         self.rng, self.mode = rng, mode
 
@@ -346,17 +347,10 @@ def rollout(envs, state: dict, policies: dict[str, torch.Tensor], noise: torch.T
             next_obs[i] = infos["final_obs"][i]  # state["obs"][i] is already the next episode's first
             episodes.append((state["global_step"], float(state["episode_return"][i]), int(state["episode_length"][i])))
             state["episode_return"][i] = state["episode_length"][i] = 0
-        steps.append(
-            {
-                "obs": obs,
-                "actions": actions,
-                "logprobs": logprobs,
-                "next_obs": torch.as_tensor(next_obs, dtype=torch.float32),
-                "rewards": torch.as_tensor(rewards, dtype=torch.float32),
-                "terminated": torch.as_tensor(terminated),
-                "done": torch.as_tensor(done),
-            }
-        )
+        step = {"obs": obs, "actions": actions, "logprobs": logprobs}
+        step |= {"next_obs": torch.as_tensor(next_obs, dtype=torch.float32), "terminated": torch.as_tensor(terminated)}
+        step |= {"rewards": torch.as_tensor(rewards, dtype=torch.float32), "done": torch.as_tensor(done)}
+        steps.append(step)
     return {name: torch.stack([step[name] for step in steps]).to(noise.device) for name in steps[0]}, episodes
 
 
@@ -390,8 +384,11 @@ def update(agent: Agent, optimizer: torch.optim.Optimizer, batch: dict, args: Ar
     Raises FloatingPointError where a loss or gradient is not finite (looked at once per update).
     """
     steps = []
-    for _ in range(args.update_epochs):
-        b_inds = torch.as_tensor(rng.permutation(args.batch_size), device=batch["obs"].device)
+    orders = [
+        rng.permutation(args.batch_size) for _ in range(args.update_epochs)
+    ]  # all, also if --target-kl ends early
+    for order in orders:
+        b_inds = torch.as_tensor(order, device=batch["obs"].device)
         shuffled = {name: x[b_inds].split(args.minibatch_size) for name, x in batch.items()}
         for i in range(args.num_minibatches):
             steps.append(gradient_step(agent, optimizer, {name: x[i] for name, x in shuffled.items()}, args))
@@ -400,30 +397,33 @@ def update(agent: Agent, optimizer: torch.optim.Optimizer, batch: dict, args: Ar
             if epoch_kl > args.target_kl:
                 break
     metrics = {name: torch.stack([step[name] for step in steps]).cpu() for name in steps[0]}
-    require_finite(metrics, ("policy_loss", "value_loss", "entropy", "grad_norm"))
-    require_finite({"parameters": nn.utils.parameters_to_vector(agent.parameters())}, ("parameters",))
+    for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
+        require_finite(name, metrics[name])
     return metrics
 
 
-def require_finite(tensors: dict[str, torch.Tensor], names: tuple[str, ...]) -> None:
-    for name in names:
-        if not tensors[name].isfinite().all():
-            raise FloatingPointError(f"{name} not finite")
+def require_finite(name: str, x: torch.Tensor) -> None:
+    if not x.isfinite().all():
+        raise FloatingPointError(f"{name} not finite")
 
 
 # ------------------------------------------------------------------------------------------------------ evaluation
 
 TRAIN_STREAMS = 4  # random streams of `train`: environments, actions, lag, minibatches; evaluation takes the next one
+LONGEST_EPISODE = 100_000  # steps; an environment without a time limit may never end an episode
 
 
 @torch.no_grad()
 def evaluate(agent: Agent, env_id: str, episodes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Plays episodes with the current policy, sampled actions and frozen statistics. Returns (returns, lengths), both
-    (episodes,). One seed always gives the same starts and noise, and no state of the training is touched."""
+    (episodes,). One seed always gives the same starts and noise, and no state of the training is touched.
+
+    Raises TimeoutError for an episode longer than LONGEST_EPISODE.
+    """
     env_stream, action_stream = np.random.SeedSequence(seed, spawn_key=(TRAIN_STREAMS,)).spawn(2)
     rng, device = np.random.default_rng(action_stream), agent.log_std.device
     envs = make_envs(env_id, episodes)
-    obs, _ = envs.reset(seed=reset_seeds(env_stream, episodes))
+    obs, _ = envs.reset(seed=env_stream.generate_state(episodes).tolist())
     returns, lengths, running = np.zeros(episodes), np.zeros(episodes, int), np.ones(episodes, bool)
     while running.any():  # an environment that is done goes on, but only its first episode counts
         mean = agent.action_mean(torch.as_tensor(obs, dtype=torch.float32, device=device))
@@ -432,6 +432,8 @@ def evaluate(agent: Agent, env_id: str, episodes: int, seed: int) -> tuple[np.nd
         returns += np.where(running, rewards, 0)
         lengths += running
         running &= ~(terminated | truncated)
+        if lengths.max() >= LONGEST_EPISODE and running.any():
+            raise TimeoutError(f"evaluation episode not ended after {LONGEST_EPISODE:,} steps; use --eval-episodes 0")
     envs.close()
     return returns, lengths
 
@@ -454,7 +456,8 @@ def train(args: Args) -> dict:
     policy_lag = PolicyLag(args.lag, lag_rng, args.lag_mode)
     policy_lag.push(agent)
     reward_scaler = RewardScaler(args.num_envs, args.gamma)
-    state = {"obs": envs.reset(seed=reset_seeds(env_stream, args.num_envs))[0], "global_step": 0}
+    # a list: an int s would give the environments s, s + 1, ..., so that neighbouring seeds share most of them
+    state = {"obs": envs.reset(seed=env_stream.generate_state(args.num_envs).tolist())[0], "global_step": 0}
     state |= {"episode_return": np.zeros(args.num_envs), "episode_length": np.zeros(args.num_envs, int)}
     files = RunFiles(args)
     try:
@@ -466,7 +469,8 @@ def train(args: Args) -> dict:
             policies, ages = policy_lag.draw(args.num_envs)
             noise = action_rng.standard_normal((args.num_steps, args.num_envs, act_dim), dtype=np.float32)
             batch, episodes = rollout(envs, state, policies, torch.as_tensor(noise, device=device))
-            require_finite(batch, ("obs", "next_obs", "rewards", "logprobs"))
+            for name in ("obs", "next_obs", "rewards", "logprobs"):
+                require_finite(name, batch[name])
             if iteration == 1:  # before this there are no return statistics
                 reward_scaler.update(batch["rewards"], batch["done"])
 
@@ -482,19 +486,22 @@ def train(args: Args) -> dict:
 
             # statistics change only now, so that pi_T is one policy from the rollout to the end of its update
             agent.update_obs_stats(flat["obs"])
+            for name, x in agent.state_dict().items():
+                require_finite(name, x)
             if iteration > 1:
                 reward_scaler.update(batch["rewards"], batch["done"])
             policy_lag.push(agent)
 
             files.log(state["global_step"], optimizer.param_groups[0]["lr"], flat, values, ages, steps, episodes)
-            if (
-                iteration * args.num_evals // args.num_iterations
-                > (iteration - 1) * args.num_evals // args.num_iterations
-            ):
+            if iteration * args.num_evals % args.num_iterations < args.num_evals:  # evenly spaced, the last at the end
                 files.evaluate(agent, state["global_step"])
-        return files.finish(agent, state["global_step"])
-    except FloatingPointError as error:
-        return files.fail(f"update {iteration}: {error}", state["global_step"])
+        torch.save(agent.state_dict(), files.dir / "model.pt")
+        return files.close("finished", state["global_step"])
+    except (FloatingPointError, TimeoutError) as error:
+        return files.close("failed", state["global_step"], error=f"update {iteration}: {error}")
+    except Exception as error:  # of the environment, say: its author needs the traceback
+        files.close("failed", state["global_step"], error=f"update {iteration}: {error!r}")
+        raise
     finally:
         envs.close()
 
@@ -509,12 +516,13 @@ class Refused(ValueError):
 def check(args: Args) -> None:
     """Raises ValueError with a line that says what to change. Every test is positive, so that NaN fails it."""
     rules = [
-        ("total_timesteps num_envs num_steps num_minibatches update_epochs", lambda x: x >= 1, "be 1 or more"),
-        ("lag eval_episodes num_evals", lambda x: x >= 0, "be 0 or more"),
+        ("total_timesteps num_envs num_steps num_minibatches update_epochs", lambda x: 1 <= x < 1e15, "be 1 or more"),
+        ("lag eval_episodes num_evals", lambda x: 0 <= x < 1e15, "be 0 or more"),
         ("gamma gae_lambda", lambda x: 0 <= x <= 1, "lie in [0, 1]"),
-        ("learning_rate max_grad_norm clip_coef", lambda x: 0 < x < math.inf, "be positive and finite"),
+        ("learning_rate max_grad_norm", lambda x: 0 < x < math.inf, "be positive and finite"),
+        ("clip_coef", lambda x: 0 < x < 1e38, "be positive and finite in float32"),
         ("ent_coef vf_coef", lambda x: 0 <= x < math.inf, "be 0 or more and finite"),
-        ("target_kl", lambda x: x is None or x > 0, "be positive or None"),
+        ("target_kl", lambda x: x is None or 0 < x < math.inf, "be positive and finite, or None"),
         ("seed", lambda x: 0 <= x < 2**32, "lie in 0 .. 4294967295"),
     ]
     for names, allowed, must in rules:
@@ -523,11 +531,11 @@ def check(args: Args) -> None:
                 raise ValueError(f"--{name.replace('_', '-')} must {must}, not {getattr(args, name)}")
     if args.total_timesteps < args.batch_size:
         raise ValueError(f"--total-timesteps must be at least one batch: {args.batch_size} (num-envs x num-steps)")
-    divisors = [n for n in range(1, args.batch_size // 2 + 1) if args.batch_size % n == 0]
-    if args.num_minibatches not in divisors:
-        values = ", ".join(map(str, divisors)) or "none, so raise --num-envs or --num-steps"
+    if args.batch_size % args.num_minibatches or args.minibatch_size < 2:
+        fits = [n for n in range(1, min(args.batch_size // 2, 4096) + 1) if args.batch_size % n == 0]
+        values = ", ".join(map(str, fits)) or "none; raise --num-envs or --num-steps"
         raise ValueError(
-            f"--num-minibatches must cut the batch of {args.batch_size} into equal minibatches of 2 or more: {values}"
+            f"--num-minibatches must cut the batch of {args.batch_size} in equal parts of 2 or more: {values}"
         )
 
 
@@ -617,18 +625,11 @@ class RunFiles:
             return
         start = time.perf_counter()
         returns, lengths = evaluate(agent, self.args.env_id, self.args.eval_episodes, self.args.seed)
-        require_finite({"evaluation returns": torch.as_tensor(returns)}, ("evaluation returns",))
+        require_finite("evaluation returns", torch.tensor([returns.mean(), returns.std()]))
         self.last_eval = float(returns.mean()), float(returns.std())
         self.evals.writerow([global_step, *self.last_eval, lengths.mean()])
         self.send({"charts/eval_return": self.last_eval[0], "charts/eval_length": lengths.mean()}, global_step)
         self.eval_seconds += time.perf_counter() - start
-
-    def finish(self, agent: Agent, global_step: int) -> dict:
-        torch.save(agent.state_dict(), self.dir / "model.pt")
-        return self.close("finished", global_step)
-
-    def fail(self, message: str, global_step: int) -> dict:
-        return self.close("failed", global_step, error=message)
 
     def close(self, status: str, global_step: int, **more: str) -> dict:
         for file in (self.tensorboard, *self.csv_files):
@@ -636,9 +637,8 @@ class RunFiles:
         if self.wandb:
             self.wandb.finish(exit_code=int(status == "failed"))
         with open(self.dir / "episodes.csv") as file:
-            late = [
-                float(x["episodic_return"]) for x in csv.DictReader(file) if int(x["global_step"]) > 0.9 * global_step
-            ]
+            rows = [(int(row["global_step"]), float(row["episodic_return"])) for row in csv.DictReader(file)]
+        late = [episodic_return for step, episodic_return in rows if step > 0.9 * global_step]
         eval_return, eval_std = self.last_eval or (None, None)
         result = {"status": status, "seed": self.args.seed, "global_step": global_step}
         result |= {"train_return": float(np.mean(late)) if late else None, "eval_return": eval_return}
@@ -652,12 +652,8 @@ class RunFiles:
 def write_json(path: Path, data: dict) -> None:
     """The file appears whole or not at all."""
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(data, indent=2) + "\n")
+    partial.write_text(json.dumps(data, indent=2, default=str) + "\n")
     os.replace(partial, path)
-
-
-def json_args(args: Args) -> dict:
-    return asdict(args) | {"run_dir": args.run_dir and str(args.run_dir)}
 
 
 def run_config(args: Args) -> dict:
@@ -672,7 +668,7 @@ def run_config(args: Args) -> dict:
         d.name: d.version for d in distributions() if d.name in packages
     }
     machine = {"platform": platform.platform(), "cores": os.cpu_count()}
-    config = {"args": json_args(args), "command": sys.argv, "commit": commit, "versions": versions, "machine": machine}
+    config = {"args": asdict(args), "command": sys.argv, "commit": commit, "versions": versions, "machine": machine}
     return config | {"torch_threads": torch.get_num_threads()}
 
 
@@ -688,11 +684,13 @@ def open_wandb(name: str, args: Args):
     try:
         import wandb
 
-        return wandb.init(project=os.environ.get("WANDB_PROJECT", "vaco"), name=name, config=json_args(args))
-    except ImportError as error:
-        raise Refused("--track needs Weights & Biases: pip install wandb") from error
-    except Exception as error:  # no login, no network: whatever it raises, the run has not begun
-        raise Refused(f"--track: wandb.init failed: {error}") from error
+        return wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "vaco"),
+            name=name,
+            config=asdict(args) | {"run_dir": str(args.run_dir)},
+        )
+    except Exception as error:  # not installed, no login, no network
+        raise Refused(f"--track needs Weights & Biases (pip install wandb; wandb login): {error}") from error
 
 
 def show_mujoco_warnings() -> None:

@@ -36,6 +36,13 @@ def write_report(out):
 
 def read_run(suite_name, run):
     """A run as a dict: COLUMNS, "args", "machine", "evals". None where there is nothing, or no finite number."""
+    try:
+        return parse_run(suite_name, run)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError, csv.Error) as error:
+        raise Refused(f"{run.folder} cannot be read: {error!r}") from None
+
+
+def parse_run(suite_name, run):
     row = dict.fromkeys((*COLUMNS, "args")) | {"suite": suite_name, "status": status(run), "evals": []}
     row |= {key: getattr(run, key) for key in ("task", "algorithm", "script", "lag", "seed")}
     row["total_timesteps"] = run.flags.get("total-timesteps")
@@ -63,10 +70,7 @@ def read_evals(path):
     if not path.exists():
         return []
     with open(path, newline="") as file:
-        try:
-            return [(int(line["global_step"]), float(line["eval_return"] or "nan")) for line in csv.DictReader(file)]
-        except (KeyError, TypeError, ValueError) as error:
-            raise Refused(f"{path} cannot be read: {error!r}") from None
+        return [(int(line["global_step"]), float(line["eval_return"] or "nan")) for line in csv.DictReader(file)]
 
 
 def panels(suite):

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from benchmark.report import write_report
-from benchmark.runs import ROOT, Refused, expand, remember_suite, status
+from benchmark.runs import ROOT, Refused, expand, refuse_foreign, remember_suite, status
 
 POLL_SECONDS = 0.2
 LINE_SECONDS = 60  # between progress lines when stdout is not a terminal
@@ -31,6 +31,7 @@ def run_suite(name, suite, out, workers=None):
     for run in runs:
         if not (ROOT / run.script).is_file():
             raise Refused(f"no script {run.script} in {ROOT}")
+    refuse_foreign(out)  # before the lock file is put there
     out.mkdir(parents=True, exist_ok=True)
     with locked(out) as lock:
         remember_suite(out, name, suite)

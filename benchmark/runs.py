@@ -84,7 +84,7 @@ def status(run):
     result = read_json(run.folder / "result.json")
     if result.get("status") != "finished":
         return "failed"
-    args = read_json(run.folder / "config.json").get("args", {})
+    args = read_json(run.folder / "config.json").get("args") or {}
     asked = {flag.replace("-", "_"): value for flag, value in run.flags.items()}
     other = [f"{key} {args.get(key)}, not {value}" for key, value in asked.items() if args.get(key) != value]
     if other:
@@ -92,7 +92,7 @@ def status(run):
     try:
         batch_size = args["num_envs"] * args["num_steps"]
         last_step = args["total_timesteps"] // batch_size * batch_size
-    except (KeyError, TypeError, ZeroDivisionError):
+    except (AttributeError, KeyError, TypeError, ZeroDivisionError):
         raise Refused(f"{run.folder}/config.json lacks num_envs, num_steps or total_timesteps: move it") from None
     if result.get("global_step") != last_step or result.get("seed") != run.seed:
         found = f"seed {result.get('seed')}, step {result.get('global_step')}"
@@ -112,6 +112,7 @@ def read_json(path):
 
 def remember_suite(out, name, suite):
     """Write DIR/suite.json, or compare with it: one folder never mixes two suites."""
+    refuse_foreign(out)
     path = out / "suite.json"
     asked = json.loads(json.dumps({"name": name, **asdict(suite)}))  # as JSON gives it back: tuples are lists
     if path.exists():
@@ -120,11 +121,15 @@ def remember_suite(out, name, suite):
             other = f"the suite {held.get('name')}" if held.get("name") != name else f"{name} with other settings"
             raise Refused(f"{out} holds {other}: choose another --out")
         return
-    if any(not entry.name.startswith(".") for entry in out.iterdir()):
-        raise Refused(f"{out} is not empty and holds no suite.json: choose another --out")
     temporary = out / ".suite.json"
     temporary.write_text(json.dumps(asked, indent=1) + "\n")
     os.replace(temporary, path)
+
+
+def refuse_foreign(out):
+    """Raises Refused for a folder with something in it that is not a suite's."""
+    if out.exists() and not (out / "suite.json").exists() and any(entry.name != ".lock" for entry in out.iterdir()):
+        raise Refused(f"{out} is not empty and holds no suite.json: choose another --out")
 
 
 def recall_suite(out):
@@ -133,7 +138,9 @@ def recall_suite(out):
         raise Refused(f"{out} holds no suite.json: no suite was run there")
     content = read_json(out / "suite.json")
     try:
-        name = content.pop("name")
-        return name, Suite(**content)
-    except (KeyError, TypeError) as error:
-        raise Refused(f"{out}/suite.json is not a suite: {error}") from None
+        name, suite = content.pop("name"), Suite(**content)
+        if not expand(suite, out):
+            raise ValueError("no runs")
+        return name, suite
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Refused(f"{out}/suite.json is not a suite: {error!r}") from None

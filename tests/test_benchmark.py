@@ -257,6 +257,7 @@ def test_refusals_are_one_line_and_touch_nothing(bench, tmp_path, words, changes
     assert refused.stderr_text.startswith("benchmark: ")
     assert refused.stderr_text.count("\n") == 1
     assert not (tmp_path / "new").exists()
+    assert [entry.name for entry in (tmp_path / "full").iterdir()] == ["notes"]
     assert (tmp_path / "full/notes").read_text() == "mine"
 
 
@@ -430,6 +431,31 @@ def test_a_finished_run_of_another_kind_is_refused(bench, tmp_path, where, key, 
         assert refused.returncode == 2
         assert message in refused.stderr_text
         assert refused.stderr_text.count("\n") == 1
+
+
+def test_damaged_files_of_a_run_are_refused_in_a_line(tmp_path):
+    def change(run, config, result, evals):
+        if run.algorithm == "PPO" and run.lag == 0:
+            evals[:] = [(50, 0.0), (50, 1.0)]  # a step twice
+        if run.algorithm == "VACO .5" and run.lag == 0:
+            config["versions"] = None
+
+    suite = write_runs(tmp_path / "out", change, seeds=(1,))
+    for run in [run for run in runs.expand(suite, tmp_path / "out") if run.lag == 0]:
+        with pytest.raises(runs.Refused, match="cannot be read"):
+            report.read_run("toy", run)
+
+
+@pytest.mark.parametrize("key", ["algorithms", "tasks", "lags", "seeds"])
+@pytest.mark.parametrize("value", [3, [], {}, {"a": 1}, None])
+def test_a_damaged_suite_file_is_refused_in_a_line(tmp_path, key, value):
+    if (key, value) in [("tasks", {"a": 1}), ("seeds", {"a": 1}), ("lags", {"a": 1})]:
+        return  # keys, taken as a list
+    write_runs(tmp_path / "out")
+    path = tmp_path / "out/suite.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(runs.Refused, match="is not a suite"):
+        runs.recall_suite(tmp_path / "out")
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics

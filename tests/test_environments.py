@@ -1,5 +1,6 @@
 """What enters and leaves the environments: episodes, last observations, seeds, bounds, statistics."""
 
+import math
 import subprocess
 import sys
 
@@ -304,3 +305,14 @@ def test_mujoco_tasks_train(script, task, tmp_path, monkeypatch):
     assert all(x.isfinite().all() for x in read_model(tmp_path / "run").values())
     assert read_json(tmp_path / "run" / "result.json") == result
     assert [path.name for path in tmp_path.iterdir()] == ["run"]  # no MUJOCO_LOG.TXT
+
+
+def test_evaluation_samples_its_actions(script):
+    """From the policy's own Gaussian: spread exp(log_std) about a mean of 0."""
+    toy_envs.Noise.forget()
+    agent = script.Agent(3, 2)
+    with torch.no_grad():
+        agent.log_std.fill_(math.log(0.02))
+        agent.actor[4].weight.zero_()
+    script.evaluate(agent, "toy_envs:Noise-v0", episodes=64, seed=1)
+    assert np.std(toy_envs.Noise.actions) == pytest.approx(0.02, rel=0.2)

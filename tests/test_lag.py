@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import toy_envs
-from helpers import read_csv, spy, start, train
+from helpers import read_csv, read_model, spy, start, train
 
 
 def policies(script, count: int, obs_dim=3, act_dim=2) -> list:
@@ -253,3 +253,40 @@ def test_another_seed_changes_every_stream(script, monkeypatch, tmp_path):
     assert not set(a["seeds"]) & set(b["seeds"])
     for name in ("noise", "minibatches", "actions", "logprobs"):
         assert not any(np.array_equal(x, y) for x, y in zip(a[name], b[name], strict=True)), name
+
+
+def test_in_training_every_snapshot_acts_with_its_own_statistics(script, monkeypatch, tmp_path):
+    """In the last update of a run under the oldest lag, the policies that act are the untrained one."""
+    calls = spy(monkeypatch, script, "rollout")
+    args = {"env_id": "toy_envs:Noise-v0", "lag": 5, "lag_mode": "fixed", "num_evals": 0}
+    train(script, tmp_path / "run", updates=6, **args)
+    acted, learned = calls[-1][0][2], read_model(tmp_path / "run")
+    assert (acted["obs_mean"] == 0).all()
+    assert (acted["obs_var"] == 1).all()
+    assert (learned["obs_mean"] != 0).all()
+
+
+def test_target_kl_leaves_later_minibatches_as_they_are(script, monkeypatch, tmp_path):
+    """An update that ends early must not shift the minibatch stream: pairs of runs share its orders."""
+    orders = []
+    for target_kl in (None, 1e-9):
+        calls = spy(monkeypatch, script, "gradient_step")
+        args = {"env_id": "toy_envs:Noise-v0", "num_evals": 0, "target_kl": target_kl, "learning_rate": 0.01}
+        train(script, tmp_path / str(target_kl), updates=2, **args)
+        monkeypatch.undo()
+        first_of_second_update = 4 if target_kl is None else 2
+        orders.append(calls[first_of_second_update][0][2]["rewards"])
+    assert torch.equal(*orders)
+
+
+def test_vtrace_gets_the_bars_and_no_realign_takes_gae(vaco, monkeypatch, tmp_path):
+    args = {"env_id": "toy_envs:Noise-v0", "num_evals": 0, "lag": 3}
+    vtraces, gaes = spy(monkeypatch, vaco, "vtrace"), spy(monkeypatch, vaco, "gae")
+    train(vaco, tmp_path / "a", updates=4, **args, rho_bar=1.5, c_bar=0.7, gamma=0.9, gae_lambda=0.8)
+    assert not gaes
+    assert [call[0][6:] for call in vtraces] == [[0.9, 0.8, 1.5, 0.7]] * 4
+    assert vtraces[-1][0][5].abs().max() > 0
+    vtraces.clear()
+    train(vaco, tmp_path / "b", updates=2, **args, realign=False)
+    assert not vtraces
+    assert len(gaes) == 2

@@ -347,6 +347,8 @@ def assert_refused(outcome, tmp_path, *words: str) -> None:
         (["--env-id", "toy_envs:NoSuch-v0"], ["--env-id", "NoSuch"]),
         (["--env-id", "Hopper-v3"], ["--env-id", "Hopper-v3"]),
         (["--env-id", ""], ["--env-id"]),
+        (["--env-id", "HalfCheetah"], ["--env-id", "version", "HalfCheetah-v5"]),
+        (["--env-id", "toy_envs:RaisesInInit-v0"], ["--env-id", "a file that is not there"]),
         (["--env-id", "CartPole-v1"], ["--env-id", "Discrete(2)", "Box"]),
         (["--env-id", "toy_envs:DiscreteActions-v0"], ["--env-id", "Discrete(2)", "Box"]),
         (["--total-timesteps", "2047"], ["--total-timesteps", "2048"]),
@@ -372,6 +374,8 @@ def assert_refused(outcome, tmp_path, *words: str) -> None:
         (["--ent-coef", "-0.1"], ["--ent-coef"]),
         (["--vf-coef", "-0.1"], ["--vf-coef"]),
         (["--target-kl", "0"], ["--target-kl"]),
+        (["--target-kl", "inf"], ["--target-kl"]),
+        (["--num-steps", "1000000000", "--total-timesteps", "100000000000", "--num-minibatches", "3"], ["1, 2, 4"]),
         (["--eval-episodes", "-1"], ["--eval-episodes"]),
         (["--num-evals", "-1"], ["--num-evals"]),
         (["--seed", "-1"], ["--seed"]),
@@ -389,7 +393,7 @@ def test_bad_input_is_refused(main, words, message, tmp_path):
 @pytest.mark.parametrize(
     ("name", "flag", "x"),
     [("ppo_continuous", "--clip-coef", x) for x in ("0", "-0.2")]
-    + [("vaco_continuous", flag, x) for flag in ("--delta", "--rho-bar", "--c-bar") for x in ("0", "-0.2")],
+    + [("vaco_continuous", flag, x) for flag in ("--delta", "--rho-bar", "--c-bar") for x in ("0", "-0.2", "1e300")],
 )
 def test_thresholds_are_positive(name, flag, x):
     with pytest.raises(ValueError, match=flag):
@@ -495,7 +499,7 @@ def test_a_relative_module_is_refused(main, tmp_path):
         (
             {"env_id": "toy_envs:Noise-v0", "learning_rate": 1e39, "num_minibatches": 1, "update_epochs": 1},
             1,
-            "parameter",
+            "not finite",
         ),
     ],
     ids=["reward is NaN", "reward is infinite", "observation is NaN", "loss", "gradient", "the last step"],
@@ -521,6 +525,23 @@ def test_a_reward_that_is_nan_in_an_evaluation_stops_the_run(script, tmp_path):
     """Training takes 8 steps of an episode, evaluation all 20; the 11th is paid NaN."""
     result = train(script, tmp_path / "run", updates=1, env_id="toy_envs:NanReward-v0")
     assert read_json(tmp_path / "run" / "result.json")["status"] == result["status"] == "failed"
+
+
+def test_an_evaluation_that_never_ends_stops_the_run(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "LONGEST_EPISODE", 50)
+    result = train(script, tmp_path / "run", updates=2, env_id="toy_envs:Endless-v0")
+    assert result["status"] == "failed"
+    assert "--eval-episodes 0" in result["error"]
+    monkeypatch.setattr(script, "LONGEST_EPISODE", 3)  # just long enough
+    assert train(script, tmp_path / "ends", updates=1, env_id="toy_envs:ThreeStep-v0")["eval_return"] == 3
+
+
+def test_a_fault_of_the_environment_is_shown_whole_and_recorded(script, tmp_path):
+    with pytest.raises(RuntimeError, match="a fault of the environment"):
+        train(script, tmp_path / "run", updates=4, env_id="toy_envs:RaisesInStep-v0", num_evals=0)
+    result = read_json(tmp_path / "run" / "result.json")
+    assert result["status"] == "failed"
+    assert "update 2: RuntimeError('a fault of the environment')" in result["error"]
 
 
 # ------------------------------------------------------------------------------------------------------- interrupted

@@ -16,6 +16,8 @@ class Counter(gym.Env):
 
     def __init__(self, length: float = np.inf, reward: float = 1.0, broken_at: float = np.inf, broken: str = ""):
         self.length, self.reward, self.broken_at, self.broken = length, reward, broken_at, broken
+        if broken == "init":
+            raise KeyError("a file that is not there")
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -25,6 +27,8 @@ class Counter(gym.Env):
     def step(self, action):
         self.steps += 1
         broken = self.steps == self.broken_at
+        if broken and self.broken == "step":
+            raise RuntimeError("a fault of the environment")
         reward = np.nan if broken and self.broken == "reward" else self.reward
         obs = np.full(1, np.nan, np.float32) if broken and self.broken == "obs" else self.observe()
         return obs, reward, self.steps >= self.length, False, {}
@@ -125,6 +129,9 @@ register("ThreeStepTimeLimit", Counter, max_episode_steps=3)
 register("ThreeStepBoth", Counter, kwargs={"length": 3}, max_episode_steps=3)
 register("NanReward", Counter, kwargs={"length": 20, "broken_at": 11, "broken": "reward"})
 register("NanObservation", Counter, kwargs={"length": 20, "broken_at": 11, "broken": "obs"})
+register("RaisesInStep", Counter, kwargs={"broken_at": 11, "broken": "step"})
+register("RaisesInInit", Counter, kwargs={"broken": "init"})
+register("Endless", Counter)
 register("HugeReward", Counter, kwargs={"length": 20, "reward": 1e39})  # above the largest float32
 register("DictCounter", DictCounter, kwargs={"length": 3})
 register("DiscreteActions", DiscreteActions, kwargs={"length": 3})
