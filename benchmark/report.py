@@ -8,11 +8,11 @@ from collections import Counter
 
 import numpy as np
 
-from benchmark.runs import Refused, expand, flag_list, read_json, recall_suite, status
+from benchmark.runs import Refused, expand, final_step, flag_list, read_json, recall_suite, status
 from benchmark.stats import area_under_curve, paired_difference
 
 PACKAGES = ("python", "torch", "gymnasium", "mujoco", "numpy")
-COLUMNS = ("suite", "task", "algorithm", "script", "lag", "seed", "total_timesteps", "status", "train_return")
+COLUMNS = ("suite", "task", "algorithm", "script", "lag", "seed", "final_step", "status", "train_return")
 COLUMNS += ("eval_return", "eval_std", "area_under_curve", "sps", "commit", *PACKAGES, "machine", "command")
 # Okabe and Ito's colours, told apart by colour-blind readers. The last algorithm has the same one in every picture.
 LAST_COLOR, COLORS = "#D55E00", ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -45,7 +45,6 @@ def read_run(suite_name, run):
 def parse_run(suite_name, run):
     row = dict.fromkeys((*COLUMNS, "args")) | {"suite": suite_name, "status": status(run), "evals": []}
     row |= {key: getattr(run, key) for key in ("task", "algorithm", "script", "lag", "seed")}
-    row["total_timesteps"] = run.flags.get("total-timesteps")
     row["command"] = " ".join(["python", run.script, *flag_list(run.flags)])
     if row["status"] != "finished":
         return row
@@ -53,7 +52,7 @@ def parse_run(suite_name, run):
     row |= {key: finite(result.get(key)) for key in ("train_return", "eval_return", "eval_std", "sps")}
     row |= {key: config.get(key) for key in ("args", "commit")} | {"machine": describe(config.get("machine"))}
     row |= {key: config.get("versions", {}).get(key) for key in PACKAGES}
-    row["total_timesteps"] = row["args"]["total_timesteps"]
+    row["final_step"] = final_step(row["args"])
     row["evals"] = read_evals(run.folder / "evals.csv")
     steps, returns = [step for step, _ in row["evals"]], [value for _, value in row["evals"]]
     if len(steps) > 1 and np.isfinite(returns).all():
@@ -66,11 +65,11 @@ def finite(value):
 
 
 def read_evals(path):
-    """[(global_step, eval_return)], NaN where the file has no number; empty without evaluations."""
+    """[(step, score)], the first two columns; NaN where the file has no number; empty without evaluations."""
     if not path.exists():
         return []
     with open(path, newline="") as file:
-        return [(int(line["global_step"]), float(line["eval_return"] or "nan")) for line in csv.DictReader(file)]
+        return [(int(step), float(score or "nan")) for step, score, *_ in list(csv.reader(file))[1:]]
 
 
 def panels(suite):
@@ -78,7 +77,11 @@ def panels(suite):
 
 
 def table(suite, rows, task, lag):
-    """Final evaluation returns seed by seed, and beneath them the last algorithm compared with each other one."""
+    """Final scores seed by seed, and beneath them the last algorithm compared with each other one."""
+
+    def number(value, sign="-"):
+        return "" if value is None else f"{value:{sign}.{suite.decimals}f}"
+
     *others, last = suite.algorithms
     cells = {(r["algorithm"], r["seed"]): r for r in rows if (r["task"], r["lag"]) == (task, lag)}
     values = {a: {seed: cells[a, seed]["eval_return"] for seed in suite.seeds} for a in suite.algorithms}
@@ -98,12 +101,12 @@ def table(suite, rows, task, lag):
     for other in others:
         x, y = ([values[a][seed] for seed in pairs[other]] for a in (last, other))
         lines[-1].append(number(np.mean(x) - np.mean(y), "+") if x else "")
-        sentences.append(f"{last} - {other}: {comparison(x, y, len(suite.seeds))}")
-    title = f"## {task}, lag {lag}: evaluation return at the end"
+        sentences.append(f"{last} - {other}: {comparison(x, y, len(suite.seeds), number)}")
+    title = f"## {task}, lag {lag}: {suite.score_name} at the end"
     return "\n\n".join([title, markdown(lines), *sentences])
 
 
-def comparison(x, y, seeds):
+def comparison(x, y, seeds, number):
     """paired_difference of x and y in words; seeds is how many pairs there would be if no run were missing."""
     if not x:
         return "no seed has both."
@@ -113,10 +116,6 @@ def comparison(x, y, seeds):
         interval = f"95 % bootstrap interval {number(low, '+')} to {number(high, '+')}"
     left_out = f" ({seeds - len(x)} of {seeds} seeds left out)" if len(x) < seeds else ""
     return f"mean difference {number(mean, '+')}, {interval}, higher on {wins} of {len(x)} seeds{left_out}."
-
-
-def number(value, sign="-"):
-    return "" if value is None else f"{value:{sign}.1f}"
 
 
 def markdown(lines):
@@ -154,7 +153,7 @@ def mixed(rows):
     for algorithm in {r["algorithm"]: None for r in rows}:
         # Flags the suite leaves out have the defaults of the script, and those may have changed between two runs.
         args = [r["args"] for r in rows if r["algorithm"] == algorithm and r["args"]]
-        keys = {key for a in args for key in a} - {"env_id", "lag", "seed", "run_dir"}
+        keys = {key for a in args for key in a} - {"env_id", "task", "lag", "seed", "run_dir"}
         differing = sorted(key for key in keys if len({describe(a.get(key)) for a in args}) > 1)
         if differing:
             warnings.append(
@@ -172,7 +171,7 @@ def header(name, suite, rows, out):
     for algorithm, (script, extra) in suite.algorithms.items():
         lines.append(f"{algorithm}: `{' '.join([script, *flag_list(extra)])}`")
     lines += [f"{key}: {' and '.join(counts) or 'unknown'}" for key, counts in origins(rows).items()]
-    lines.append("values: mean return of the policy that was being trained, not of the older ones that acted")
+    lines.append("values: of the policy that was being trained, not of the older ones that acted")
     lines.append("interval: percentile bootstrap over seeds of the paired difference, 10,000 resamples")
     return "\n".join(f"- {line}" for line in lines)
 
@@ -212,7 +211,7 @@ def draw_curves(suite, rows, path):
                 axis.plot(steps, mean, color=color, linestyle=style, linewidth=2.6, label=algorithm)
         seeds = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
         axis.set_title(f"{task}, lag {lag} ({seeds} seed{'s' if max(counts) != 1 else ''})")
-        axis.set_xlabel("environment steps")
+        axis.set_xlabel(suite.step_name)
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 300k, 1M
         axis.xaxis.set_major_locator(MaxNLocator(5))
         axis.grid(alpha=0.25, linewidth=0.6)
@@ -222,6 +221,6 @@ def draw_curves(suite, rows, path):
         else:
             axis.text(0.5, 0.5, "no evaluation", ha="center", transform=axis.transAxes)
     for axis in axes[:, 0]:
-        axis.set_ylabel("evaluation return")
+        axis.set_ylabel(suite.score_name)
     figure.savefig(path, dpi=150)
     plt.close(figure)

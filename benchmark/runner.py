@@ -159,7 +159,8 @@ def fraction(run):
         with open(run.folder / "metrics.csv", "rb") as file:
             file.seek(max(0, os.path.getsize(file.name) - 4096))
             last_line = file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]  # whole lines only
-        return min(1.0, float(last_line.split(b",")[0]) / run.flags.get("total-timesteps", math.inf))
+        total = run.flags.get("total-timesteps") or run.flags.get("num-updates") or math.inf
+        return min(1.0, float(last_line.split(b",")[0]) / total)
     except (OSError, ValueError):  # not there yet, or only its header
         return 0.0
 

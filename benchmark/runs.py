@@ -62,7 +62,7 @@ def expand(suite, out):
             for lag in suite.lags:
                 for algorithm, (script, extra) in suite.algorithms.items():
                     folder = Path(out).resolve() / slug(task) / slug(algorithm) / f"lag{lag}" / f"seed{seed}"
-                    flags = {"env-id": task, "lag": lag, "seed": seed} | suite.settings | extra
+                    flags = {suite.task_flag: task, "lag": lag, "seed": seed} | suite.settings | extra
                     runs.append(Run(task, algorithm, script, lag, seed, flags, folder))
     folders = [str(run.folder).lower() for run in runs]  # lower: some file systems ignore case
     for run, folder in zip(runs, folders, strict=True):
@@ -90,14 +90,21 @@ def status(run):
     if other:
         raise Refused(f"{run.folder} holds another configuration ({'; '.join(other)}): move it or choose another --out")
     try:
-        batch_size = args["num_envs"] * args["num_steps"]
-        last_step = args["total_timesteps"] // batch_size * batch_size
+        last_step = final_step(args)
     except (AttributeError, KeyError, TypeError, ZeroDivisionError):
-        raise Refused(f"{run.folder}/config.json lacks num_envs, num_steps or total_timesteps: move it") from None
+        raise Refused(f"{run.folder}/config.json does not say how many steps the run has: move it") from None
     if result.get("global_step") != last_step or result.get("seed") != run.seed:
         found = f"seed {result.get('seed')}, step {result.get('global_step')}"
         raise Refused(f"{run.folder} says finished with {found}, not seed {run.seed}, step {last_step}: move it")
     return "finished"
+
+
+def final_step(args):
+    """The last global_step of a finished run: environment steps in whole batches, or updates of a language model."""
+    if "num_updates" in args:
+        return args["num_updates"]
+    batch_size = args["num_envs"] * args["num_steps"]
+    return args["total_timesteps"] // batch_size * batch_size
 
 
 def read_json(path):

@@ -1,7 +1,7 @@
 """What is run, as data: a new suite is a copy of an entry of SUITES, a new algorithm a script and the flags it needs.
 
-A script takes --env-id, --lag, --seed, --run-dir and the flags of its suite, and writes config.json, metrics.csv,
-evals.csv and, last, result.json into its run directory; it need not be in Python's path or know of this package.
+A script takes --env-id (or what `task_flag` names), --lag, --seed, --run-dir and the flags of its suite, and writes
+config.json, metrics.csv, evals.csv and, last, result.json into its run directory; it need not know of this package.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,18 @@ class Suite:
     algorithms: dict[str, tuple[str, dict]]
     """name in tables and legends -> (script, extra flags); the last one is compared with each of the others"""
     tasks: tuple[str, ...]
-    """environment ids, passed as --env-id"""
+    """environment ids or the like, passed as --env-id or as `task_flag` says"""
     lags: tuple[int, ...]
     seeds: tuple[int, ...]
     settings: dict
     """flags common to all runs, without the dashes: {"num-envs": 16}; True gives --flag, False gives --no-flag"""
+    task_flag: str = "env-id"
+    step_name: str = "environment steps"
+    """what the first column of evals.csv counts"""
+    score_name: str = "evaluation return"
+    """what its second column, and eval_return in result.json, measure"""
+    decimals: int = 1
+    """of a score in tables"""
 
 
 PPO = ("ppo_continuous.py", {})
