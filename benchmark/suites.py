@@ -30,6 +30,7 @@ class Suite:
 PPO = ("ppo_continuous.py", {})
 PPO_CLIP_5 = ("ppo_continuous.py", {"clip-coef": 0.5})  # clip .2 holds PPO back under lag: the fair baseline is wider
 VACO = ("vaco_continuous.py", {})
+GRPO_LLM, VACO_LLM = ("grpo_llm.py", {}), ("vaco_llm.py", {})
 
 # Minibatches of 256 with a larger step: 80 gradient steps per batch of 2048.
 CHEAP = {"num-envs": 16, "num-steps": 128, "num-minibatches": 8, "update-epochs": 10, "learning-rate": 1e-3}
@@ -37,6 +38,10 @@ CHEAP = {"num-envs": 16, "num-steps": 128, "num-minibatches": 8, "update-epochs"
 CLEANRL = CHEAP | {"num-minibatches": 32, "learning-rate": 3e-4}
 # Twice the epochs, so more forward lag: 640 steps.
 SLOW = CLEANRL | {"update-epochs": 20}
+
+# A GPT of 230,000 parameters on arithmetic: 100 updates of 16 prompts x 8 completions.
+LLM = {"num-updates": 100, "num-prompts": 16, "num-generations": 8, "num-evals": 5}
+LLM_NAMES = {"task_flag": "task", "step_name": "updates", "score_name": "greedy accuracy", "decimals": 3}
 
 SUITES = {
     "quick": Suite(
@@ -63,14 +68,6 @@ SUITES = {
         seeds=(1, 2, 3, 4, 5),
         settings=SLOW | {"total-timesteps": 300_000, "num-evals": 10, "eval-episodes": 10},
     ),
-    "hopper-cheap": Suite(
-        description="the same with an eighth of the gradient steps",
-        algorithms={"PPO": PPO, "PPO clip .5": PPO_CLIP_5, "VACO": VACO},
-        tasks=("Hopper-v5",),
-        lags=(3,),
-        seeds=(1, 2, 3, 4, 5),
-        settings=CHEAP | {"total-timesteps": 300_000, "num-evals": 10, "eval-episodes": 10},
-    ),
     "ppo-1m": Suite(
         description="PPO without lag for a million steps, to hold against published PPO results",
         algorithms={"PPO": PPO},
@@ -86,5 +83,32 @@ SUITES = {
         lags=(0, 63),
         seeds=(1, 2, 3),
         settings=CHEAP | {"total-timesteps": 150_000, "num-evals": 1, "eval-episodes": 1},
+    ),
+    "llm-quick": Suite(
+        description="GRPO and VACO on a small language model, without lag and under lag, in minutes on two cores",
+        algorithms={"GRPO": GRPO_LLM, "VACO": VACO_LLM},
+        tasks=("arithmetic",),
+        lags=(0, 16),
+        seeds=(1, 2, 3),
+        settings=LLM | {"learning-rate": 3e-4},
+        **LLM_NAMES,
+    ),
+    "llm-3e-4": Suite(
+        description="the same with five seeds",
+        algorithms={"GRPO": GRPO_LLM, "VACO": VACO_LLM},
+        tasks=("arithmetic",),
+        lags=(0, 16),
+        seeds=(1, 2, 3, 4, 5),
+        settings=LLM | {"learning-rate": 3e-4},
+        **LLM_NAMES,
+    ),
+    "llm-1e-4": Suite(
+        description="the same with a smaller learning rate",
+        algorithms={"GRPO": GRPO_LLM, "VACO": VACO_LLM},
+        tasks=("arithmetic",),
+        lags=(0, 16),
+        seeds=(1, 2, 3, 4, 5),
+        settings=LLM | {"learning-rate": 1e-4},
+        **LLM_NAMES,
     ),
 }

@@ -1,0 +1,948 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["torch==2.13.0", "numpy==2.4.6", "tyro==1.0.17", "tensorboard==2.21.0"]
+# ///
+"""GRPO (arXiv 2402.03300) for language models under policy lag, in one file.
+
+A small GPT, warm-started on worked solutions, learns to solve problems from a verifier's reward alone. Choices:
+
+1. Backward lag: batches of completions wait in a queue, so the batch trained on was sampled `--lag` updates ago.
+2. The clip is centred on the behaviour policy mu, by the log-probabilities its sampler recorded.
+3. `--loss` names the average: sequence-mean (GRPO's own), token-mean (DAPO's, the default), constant (Dr.GRPO's).
+4. The KL to the warm start (`--kl-coef`, off by default) has the gradient of the KL.
+5. A step without signal, where every advantage is 0, is skipped and counted.
+
+Three policies: mu sampled (the learner some updates ago), pi_T is the learner when an update starts, pi_theta is being
+updated. The lag is counted in updates; P prompts x G completions are a batch of B = P G.
+"""
+
+import copy
+import csv
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from decimal import Decimal
+from importlib.metadata import distributions
+from itertools import accumulate
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+import tyro
+from torch import nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Args:
+    task: Literal["arithmetic", "word-problems"] = "arithmetic"
+    """problems to solve: chains of operations, or short texts of two or three steps"""
+    num_terms: int = 6
+    """terms of an arithmetic problem"""
+    num_digits: int = 1
+    """largest number of digits of a number in a problem"""
+    ops: str = "+-"
+    """operations of an arithmetic problem, some of + - *"""
+    seed: int = 1
+    """seed of every random stream of the training (the warm start has its own)"""
+    num_updates: int = 100
+    """updates in all, each on one batch"""
+    num_prompts: int = 16
+    """P, prompts per batch"""
+    num_generations: int = 8
+    """G, completions per prompt: the group whose mean is the baseline; the batch is B = P G"""
+    temperature: float = 1.0
+    """tau, divides the logits of the sampler and of the learner"""
+    max_new_tokens: int | None = None
+    """longest completion in tokens; None: as long as the longest worked solution"""
+    num_minibatches: int = 1
+    """minibatches per epoch, of M = B / num_minibatches completions each; more of them is more forward lag"""
+    update_epochs: int = 1
+    """passes over each batch; more of them is more forward lag"""
+    learning_rate: float = 1e-4
+    """step size of AdamW, constant after the warm-up"""
+    warmup_updates: int = 10
+    """updates over which the learning rate rises linearly to its value"""
+    norm_adv: bool = True
+    """divide advantages by the standard deviation of their group"""
+    kl_coef: float = 0.0
+    """weight of the KL of pi_theta to the warm start, per nat and token"""
+    max_grad_norm: float = 1.0
+    """L2 norm to which the gradient is clipped"""
+    lag: int = 0
+    """L, age in updates of the policy that sampled the batch; 0 is synchronous"""
+    loss: Literal["sequence-mean", "token-mean", "constant"] = "token-mean"
+    """average over tokens: per completion first, over all tokens at once, or by the constant B max_new_tokens"""
+    clip_low: float = 0.2
+    """the ratio is clipped to 1 - clip_low from below"""
+    clip_high: float = 0.2
+    """the ratio is clipped to 1 + clip_high from above"""
+    n_layer: int = 2
+    """layers of the GPT"""
+    n_head: int = 4
+    """attention heads per layer"""
+    n_embd: int = 96
+    """width of the GPT"""
+    warm_start_steps: int = 900
+    """supervised steps on worked solutions before the training"""
+    warm_start_learning_rate: float = 2e-3
+    """step size of AdamW in the warm start, constant after 50 steps"""
+    warm_start_dir: str = "runs/warm_start"
+    """folder of the finished warm starts, kept by their settings: all seeds and both scripts start alike"""
+    eval_problems: int = 384
+    """held-out problems per evaluation of the current policy; 0: no evaluation"""
+    pass_k: int = 4
+    """k, completions sampled per held-out problem, for the sampled accuracy and pass@k"""
+    num_evals: int = 5
+    """evaluations, evenly spaced over the run, after one of the warm start"""
+    run_dir: Path | None = None
+    """folder for the files of the run; None: runs/{task}__{exp_name}__{seed}__{time}"""
+    exp_name: str = "grpo_llm"
+    """name of the experiment, part of the default folder"""
+    device: str = "cpu"
+    """torch device of the GPT: cpu, cuda or cuda:1"""
+    track: bool = False
+    """log to Weights & Biases as well (pip install wandb)"""
+
+    @property
+    def batch_size(self) -> int:
+        return self.num_prompts * self.num_generations
+
+    @property
+    def minibatch_size(self) -> int:
+        return self.batch_size // self.num_minibatches
+
+    @property
+    def completion_length(self) -> int:
+        return self.max_new_tokens or make_task(self).solution_length
+
+    def __post_init__(self):
+        check(self)
+
+
+# ----------------------------------------------------------------------------------------------------------- tasks
+
+EOS = "$"  # ends every completion; no other character of a task
+
+
+class Problem(NamedTuple):
+    prompt: str
+    solution: str  # worked, for the warm start
+    answer: str
+
+
+class Arithmetic:
+    """Terms joined by operators, solved by the result of each operator in turn: `7+5-3=` -> `12;9`.
+
+    A task of your own is a class with this __init__, these three attributes and these two methods.
+    """
+
+    def __init__(self, args: Args):
+        self.num_terms, self.num_digits, self.ops = args.num_terms, args.num_digits, args.ops
+        largest = 10 ** (self.num_digits * self.num_terms) if "*" in self.ops else self.num_terms * 10**self.num_digits
+        number = len(str(largest - 1)) + ("-" in self.ops)
+        self.alphabet = "0123456789+-=;" + ("*" if "*" in self.ops else "")
+        self.prompt_length = self.num_terms * (self.num_digits + 1)  # at most, in characters
+        self.solution_length = (self.num_terms - 1) * (number + 1)  # at most, with the EOS
+
+    def sample(self, rng: np.random.Generator) -> Problem:
+        terms = [int(x) for x in rng.integers(0, 10**self.num_digits, self.num_terms)]
+        ops = [self.ops[i] for i in rng.integers(0, len(self.ops), self.num_terms - 1)]
+        products, summands = [], terms[:1]
+        for op, term in zip(ops, terms[1:], strict=True):
+            if op == "*":  # before the sums, as usual
+                summands[-1] *= term
+                products.append(abs(summands[-1]))
+            else:
+                summands.append(term if op == "+" else -term)
+        results = products + list(accumulate(summands))[1:]
+        prompt = "".join(f"{op}{term}" for op, term in zip(["", *ops], terms, strict=True)) + "="
+        return Problem(prompt, ";".join(map(str, results)), str(results[-1]))
+
+    def reward(self, completion: str, problem: Problem) -> float:
+        return answer_reward(completion, problem.answer)
+
+
+NAMES = ("ann", "ben", "cleo", "dan", "eva", "finn", "gina", "hugo", "ida", "jack", "kim", "leo")
+THINGS = ("apples", "books", "cards", "coins", "eggs", "marbles", "pears", "pens", "shells", "stamps")
+# a text, and its steps: a, b, c, d are numbers of the text, x is the step before and y the one before that
+STORIES = (
+    ("N has a T and buys b bags of c. how many T now?", ("b*c", "a+x")),
+    ("N finds a T on monday and b on tuesday, then loses c. how many T are left?", ("a+b", "x-c")),
+    ("a boxes hold b T each. N sells c T. how many are left?", ("a*b", "x-c")),
+    ("N has a T, gets b, gives away c and finds d. how many T now?", ("a+b", "x-c", "x+d")),
+    ("N fills a bags with b T each, adds c T and drops d. how many T now?", ("a*b", "x+c", "x-d")),
+    ("N packs a crates of b T and c crates of d. how many T in all?", ("a*b", "c*d", "y+x")),
+)
+
+
+class WordProblems:
+    """Grade-school problems from templates: `ann has 3 pens and buys 2 bags of 4. how many pens now?`, solved by
+    `2*4=8`, `3+8=11`, `#### 11`, a line each."""
+
+    def __init__(self, args: Args):
+        self.num_digits = args.num_digits
+        self.alphabet = "abcdefghijklmnopqrstuvwxyz0123456789+-*=#.,? \n"
+        longest = max(len(text) for text, _ in STORIES) + 2 * max(map(len, THINGS)) + max(map(len, NAMES))
+        self.prompt_length = longest + 4 * self.num_digits
+        number = 2 * self.num_digits + 1
+        self.solution_length = 3 * (3 * number + 3) + len("#### ") + number + 1  # at most, with the EOS
+
+    def sample(self, rng: np.random.Generator) -> Problem:
+        text, steps = STORIES[rng.integers(len(STORIES))]
+        words = {"N": NAMES[rng.integers(len(NAMES))], "T": THINGS[rng.integers(len(THINGS))]}
+        while True:
+            numbers = dict(zip("abcd", rng.integers(2, 10**self.num_digits, 4), strict=True))
+            results, lines = [], []
+            for left, op, right in steps:
+                known = numbers | dict(zip("xy", reversed(results)))  # noqa: B905 (the first step has no x, the second no y)
+                x, y = int(known[left]), int(known[right])
+                results.append({"+": x + y, "-": x - y, "*": x * y}[op])
+                lines.append(f"{x}{op}{y}={results[-1]}")
+            if min(results) >= 0:  # nobody can lose more than there is
+                break
+        fill = words | {name: str(number) for name, number in numbers.items()}
+        prompt = re.sub(r"\b[NTabcd]\b", lambda match: fill[match.group()], text)
+        return Problem(prompt, "\n".join([*lines, f"#### {results[-1]}"]), str(results[-1]))
+
+    def reward(self, completion: str, problem: Problem) -> float:
+        return answer_reward(completion, problem.answer)
+
+
+def make_task(args: Args):
+    return {"arithmetic": Arithmetic, "word-problems": WordProblems}[args.task](args)
+
+
+def is_held_out(prompt: str) -> bool:
+    """One prompt in eight is for evaluation only. Not Python's hash, which changes from process to process."""
+    return hashlib.sha256(prompt.encode()).digest()[0] < 32
+
+
+def draw_problems(task, count: int, rng: np.random.Generator, held_out: bool) -> list[Problem]:
+    problems = []
+    for _ in range(1000 * count):
+        problem = task.sample(rng)
+        if is_held_out(problem.prompt) == held_out:
+            problems.append(problem)
+            if len(problems) == count:
+                return problems
+    raise Refused("the task has too few problems to hold one in eight out; make it larger")
+
+
+NUMBER = r"(?<![\d.])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
+
+
+def answer_reward(completion: str, reference: str) -> float:
+    """1.0 where the answer of the completion is the number of the reference, else 0.0.
+
+    The answer is the number after `####` or in \\boxed{} if there is one, else the last number; "1,000" is 1000.
+    Raises ValueError where the reference holds no number: such a problem would silently reward nothing.
+    """
+
+    def answer(text: str) -> Decimal | None:
+        marked = re.search(rf"(?:####|\\boxed{{)[^\d\n]*?({NUMBER})", text)
+        numbers = [marked[1]] if marked else re.findall(NUMBER, text)
+        return Decimal(numbers[-1].replace(",", "")) if numbers else None
+
+    expected = None if reference is None else answer(str(reference))
+    if expected is None:
+        raise ValueError(f"the reference {reference!r} holds no number")
+    return float(answer(completion) == expected)
+
+
+class CharTokenizer:
+    """One token per character; the last one is EOS, which also pads."""
+
+    def __init__(self, alphabet: str):
+        self.alphabet, self.eos_id = alphabet + EOS, len(alphabet)
+        self.ids = {character: i for i, character in enumerate(self.alphabet)}
+
+    def encode(self, texts: list[str], left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens (B, L), padded on the right or left, and the number of padding tokens (B,)."""
+        length = max(map(len, texts))
+        padding = [[self.eos_id] * (length - len(text)) for text in texts]
+        rows = [[self.ids[character] for character in text] for text in texts]
+        rows = [pad + row if left else row + pad for row, pad in zip(rows, padding, strict=True)]
+        return torch.tensor(rows), torch.tensor([len(pad) for pad in padding])
+
+    def decode(self, tokens: torch.Tensor) -> list[str]:
+        """(B, L) -> the texts before the first EOS"""
+        return ["".join(self.alphabet[i] for i in row).split(EOS)[0] for row in tokens.tolist()]
+
+
+# -------------------------------------------------------------------------------------------------------- networks
+
+
+class Block(nn.Module):
+    """One layer of GPT-2: attention and MLP, each after a layer norm and around a residual connection. No dropout: the
+    learner must give the sampler's log-probabilities."""
+
+    def __init__(self, n_embd: int, n_head: int):
+        super().__init__()
+        self.n_head = n_head
+        self.ln_1, self.ln_2 = nn.LayerNorm(n_embd), nn.LayerNorm(n_embd)
+        self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
+        self.mlp = nn.Sequential(nn.Linear(n_embd, 4 * n_embd), nn.GELU(), nn.Linear(4 * n_embd, n_embd))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, cache: dict | None) -> torch.Tensor:
+        """x: (B, L, n_embd), mask: (B, 1, L, K), True where a key may be seen. K = L, or more with a cache."""
+        B, L, C = x.shape
+        qkv = self.c_attn(self.ln_1(x)).view(B, L, 3, self.n_head, C // self.n_head)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, n_head, L, C / n_head)
+        if cache is not None:
+            if cache:
+                k, v = torch.cat((cache["k"], k), 2), torch.cat((cache["v"], v), 2)
+            cache |= {"k": k, "v": v}
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = x + self.c_proj(y.transpose(1, 2).reshape(B, L, C))
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    """GPT-2 in small, as in nanoGPT, for prompts padded on the left."""
+
+    def __init__(self, vocab_size: int, context_length: int, n_layer: int, n_head: int, n_embd: int):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocab_size, n_embd), nn.Embedding(context_length, n_embd)
+        self.blocks = nn.ModuleList(Block(n_embd, n_head) for _ in range(n_layer))
+        self.ln_f = nn.LayerNorm(n_embd)
+        self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
+
+    def new_cache(self) -> list[dict]:
+        """Keys and values of the tokens so far, one dict per layer; `forward` fills it."""
+        return [{} for _ in self.blocks]
+
+    def forward(self, tokens: torch.Tensor, padding: torch.Tensor, last: int, cache: list | None = None):
+        """Logits (B, last, V) that follow each of the last tokens of (B, L).
+
+        padding: (B,), how many tokens at the left are none. With a cache, tokens continue those it holds.
+        """
+        past = cache[0]["k"].shape[2] if cache and cache[0] else 0
+        keys = torch.arange(past + tokens.shape[1], device=tokens.device)  # (K,)
+        queries = keys[past:, None]  # (L, 1)
+        seen = (keys <= queries) & (keys >= padding[:, None, None])  # (B, L, K)
+        seen |= keys == queries  # a padding token sees itself, since a softmax over nothing is NaN
+        positions = (keys[past:] - padding[:, None]).clamp(min=0)  # the first token of every prompt is at 0
+        x = self.wte(tokens) + self.wpe(positions)
+        for i, block in enumerate(self.blocks):
+            x = block(x, seen.unsqueeze(1), cache and cache[i])
+        return self.lm_head(self.ln_f(x[:, -last:]))  # only where asked: logits are what fills the memory
+
+
+def warm_start(args: Args, task, tokenizer: CharTokenizer, device: torch.device) -> GPT:
+    """A GPT that has seen worked solutions, from the folder of warm starts or made now.
+
+    Its random streams are its own, so that one warm start serves every seed. Raises Refused for a file that cannot be
+    used.
+    """
+    context_length = task.prompt_length + args.completion_length
+    torch.manual_seed(0)
+    model = GPT(len(tokenizer.alphabet), context_length, args.n_layer, args.n_head, args.n_embd).to(device)
+    names = ("task", "num_terms", "num_digits", "ops", "n_layer", "n_head", "n_embd", "warm_start_steps")
+    settings = [args.warm_start_learning_rate, *(getattr(args, name) for name in names)]
+    settings += [context_length, torch.__version__, device.type]
+    key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+    path = Path(args.warm_start_dir) / f"{args.task}-{key}.pt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
+            return model
+    except Exception as error:
+        raise Refused(f"--warm-start-dir: {path} cannot be used; delete it or name another folder") from error
+    supervise(model, args, task, tokenizer)
+    partial = path.with_suffix(f".{os.getpid()}.partial")  # whole or not at all, also where two runs make it at once
+    torch.save(model.state_dict(), partial)
+    os.replace(partial, path)
+    return model
+
+
+def supervise(model: GPT, args: Args, task, tokenizer: CharTokenizer) -> None:
+    """Trains the GPT to continue prompts with their worked solutions, by cross-entropy on the solutions' tokens."""
+    rng, start, steps = np.random.default_rng(0), time.perf_counter(), args.warm_start_steps
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    for step in range(1, steps + 1):
+        optimizer.param_groups[0]["lr"] = args.warm_start_learning_rate * min(1, step / 50)
+        problems = draw_problems(task, 64, rng, held_out=False)
+        prompts, padding = tokenizer.encode([problem.prompt for problem in problems], left=True)
+        solutions, _ = tokenizer.encode([problem.solution + EOS for problem in problems])
+        mask, _ = completion_mask(solutions, [tokenizer.eos_id])
+        batch = {"tokens": torch.cat((prompts, solutions), 1), "padding": padding, "mask": mask}
+        batch = {name: x.to(model.wte.weight.device) for name, x in batch.items()}
+        loss = -masked_mean(score(model, batch, temperature=1.0)[0], batch["mask"])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step * 10 // steps > (step - 1) * 10 // steps:
+            seconds = time.perf_counter() - start
+            print(f"warm start {step}/{steps} steps  loss {loss.item():.3f}  {seconds:.0f} s", flush=True)
+
+
+# --------------------------------------------------------------------------------------------------- lag simulator
+
+
+class RolloutLag:
+    """A queue of batches, first in, first out, as between samplers and a learner that runs behind by `lag` updates.
+
+    `lag` + 1 batches are sampled before the first update, so the k-th batch trained on (from 0) has age min(k, lag).
+    """
+
+    def __init__(self, lag: int):
+        self.lag, self.queue = lag, deque()
+
+    def full(self) -> bool:
+        return len(self.queue) > self.lag
+
+    def push(self, batch, version: int) -> None:
+        """version: updates that the policy which sampled the batch had seen"""
+        self.queue.append((batch, version))
+
+    def pop(self, version: int):
+        """The oldest batch, and its age for a learner that has seen `version` updates."""
+        batch, sampled_at = self.queue.popleft()
+        return batch, version - sampled_at
+
+
+# ----------------------------------------------------------------------------------------------------------- maths
+
+
+def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean over the True places of a mask of x's shape; 0 where there is none. What x holds elsewhere never enters."""
+    assert x.shape == mask.shape
+    return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def group_advantages(rewards: torch.Tensor, normalize: bool = True) -> torch.Tensor:
+    """Rewards (P, G) less the mean of their group, over its std + 1e-4 (ddof 1; arXiv 2402.03300, section 4.1.2).
+
+    normalize=False leaves the std out (Dr.GRPO, arXiv 2503.20783). Exactly 0 in a group of equal rewards. Returns
+    (P, G). Raises ValueError for a group of one, which has no baseline.
+    """
+    if rewards.ndim != 2 or rewards.shape[1] < 2:
+        raise ValueError(f"rewards must be (P, G) with G of 2 or more, not {tuple(rewards.shape)}")
+    advantages = rewards - rewards.mean(1, keepdim=True)
+    if normalize:
+        advantages = advantages / (rewards.std(1, keepdim=True) + 1e-4)
+    equal = (rewards == rewards[:, :1]).all(1, keepdim=True)  # their mean may be off by a rounding error
+    return torch.where(equal, 0.0, advantages)
+
+
+def completion_mask(tokens: torch.Tensor, eos_ids) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, L) completion tokens -> mask (B, L), True up to the first EOS and on it; truncated (B,), True without one."""
+    is_eos = torch.isin(tokens, torch.as_tensor(eos_ids, device=tokens.device).reshape(-1))
+    return is_eos.cumsum(1) - is_eos.long() == 0, ~is_eos.any(1)
+
+
+def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Log-probabilities (B, L) of tokens (B, L) under the logits (B, L, V) that predict them, in fp32 or better."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    # the same as log_softmax, of which autograd would keep a second (B, L, V)
+    return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+
+
+def total_variation(newlogprobs: torch.Tensor, oldlogprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Of each completion, the mean over its valid tokens of 1/2 |new/old - 1|: (B, L) -> (B,), 0 without tokens."""
+    ratio = torch.where(mask, newlogprobs - oldlogprobs, 0.0).exp()
+    return 0.5 * (ratio - 1).abs().sum(1) / mask.sum(1).clamp(min=1)
+
+
+def masked_ratio(newlogprobs, oldlogprobs, mask) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ratio new/old of each token (B, L), and where it counts: on valid tokens, if it does not overflow.
+
+    Elsewhere it is 1 by `where` on its *input*: 0 times an infinite ratio would be NaN, in the loss or in its gradient.
+    """
+    assert newlogprobs.shape == oldlogprobs.shape == mask.shape
+    log_ratio = newlogprobs - oldlogprobs.detach()
+    counts = mask & ~torch.where(mask, log_ratio, 0.0).exp().isinf()
+    return torch.where(counts, log_ratio, 0.0).exp(), counts
+
+
+def kl_penalty(newlogprobs, behaviour_logprobs, reference_logprobs, mask):
+    """KL(pi_theta || ref) per token, from tokens of mu: the mean of r k3, k3 = ref/pi_theta - 1 - log(ref/pi_theta).
+
+    All (B, L). The gradient goes through r = pi_theta/mu too; that of k3 alone belongs to KL(ref || pi_theta).
+    """
+    ratio, counts = masked_ratio(newlogprobs, behaviour_logprobs, mask)
+    log_ratio, log_ref = (torch.where(counts, x - behaviour_logprobs, 0.0) for x in (newlogprobs, reference_logprobs))
+    return masked_mean(log_ref.exp() - ratio * (1 + log_ref - log_ratio), mask)  # r k3, where ref/pi_theta may overflow
+
+
+def grpo_loss(
+    newlogprobs, behaviour_logprobs, advantages, mask, clip_low, clip_high, *, loss_type="token-mean", max_length=None
+):
+    """GRPO's clipped surrogate (arXiv 2402.03300, eq. 3; its KL is added outside). Returns (loss, metrics).
+
+    Per token -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = pi_theta/mu; log-probabilities and mask (B, L),
+    advantages (B,). loss_type: sequence-mean, the mean over completions of the mean over their valid tokens;
+    token-mean, over all valid tokens (DAPO, arXiv 2503.14476); constant, divided by B max_length (Dr.GRPO, 2503.20783).
+    """
+    assert advantages.shape == mask.shape[:1]
+    ratio, counts = masked_ratio(newlogprobs, behaviour_logprobs, mask)
+    A = advantages.unsqueeze(1)  # (B, 1)
+    token_losses = -torch.min(ratio * A, ratio.clamp(1 - clip_low, 1 + clip_high) * A)
+    token_losses = torch.where(counts, token_losses, 0.0)
+    if loss_type == "sequence-mean":
+        loss = (token_losses.sum(1) / mask.sum(1).clamp(min=1)).mean()
+    elif loss_type == "token-mean":
+        loss = masked_mean(token_losses, mask)
+    elif loss_type == "constant" and max_length:
+        loss = token_losses.sum() / (len(mask) * max_length)
+    else:
+        raise ValueError(f"loss_type {loss_type} is unknown, or lacks max_length")
+    clipped = ((ratio < 1 - clip_low) | (ratio > 1 + clip_high) | ~counts).float()
+    none = torch.zeros_like(loss)
+    return loss, {"clipfrac": masked_mean(clipped, mask), "filtered_fraction": none, "filter_triggered": none}
+
+
+def policy_loss(newlogprobs, learner_logprobs, behaviour_logprobs, advantages, mask, args):
+    lengths = {"loss_type": args.loss, "max_length": args.completion_length}
+    return grpo_loss(newlogprobs, behaviour_logprobs, advantages, mask, args.clip_low, args.clip_high, **lengths)
+
+
+@torch.no_grad()
+def backward_lag(learner_logprobs: torch.Tensor, behaviour_logprobs: torch.Tensor) -> dict[str, float]:
+    """Distance of pi_T from mu over a batch (B,), with w = pi_T/mu: total variation 1/2 mean |w - 1|, and effective
+    sample size (sum w)^2 / (B sum w^2)."""
+    log_w = (learner_logprobs - behaviour_logprobs).double()
+    log_ess = 2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0) - math.log(len(log_w))  # w^2 may overflow
+    return {"lag/tv_backward": float(0.5 * (log_w.exp() - 1).abs().mean()), "lag/ess": float(log_ess.exp())}
+
+
+# --------------------------------------------------------------------------------------------------------- rollout
+
+
+@torch.no_grad()
+def sample(model: GPT, prompts, padding, max_new_tokens: int, temperature: float, eos_id: int, generator=None):
+    """Continues left-padded prompts (B, L_prompt) until each has an EOS or max_new_tokens tokens.
+
+    generator: a torch Generator, or None to take the likeliest token. Returns (tokens, logprobs), both (B, L): the
+    completions, of which nothing after an EOS counts, and their log-probabilities at the temperature, in fp32.
+    """
+    cache, tokens, logprobs = model.new_cache(), [], []
+    ended = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
+    for _ in range(max_new_tokens):
+        logits = model(tokens[-1] if tokens else prompts, padding, 1, cache)  # (B, 1, V)
+        noise = 0.0
+        if (
+            generator is not None
+        ):  # Gumbel noise: the largest sum is a draw from the softmax; NaN logits do not raise here
+            noise = -torch.empty_like(logits).exponential_(generator=generator).log()
+        tokens.append((logits / temperature + noise).argmax(-1))  # (B, 1)
+        logprobs.append(token_logprobs(logits, tokens[-1], temperature))
+        ended |= tokens[-1].squeeze(1) == eos_id
+        if ended.all():
+            break
+    return torch.cat(tokens, 1), torch.cat(logprobs, 1)
+
+
+def complete(model: GPT, task, tokenizer: CharTokenizer, problems: list[Problem], args: Args, generator=None):
+    """Completes B problems and rewards the completions. Returns (batch, texts).
+
+    batch holds tokens (B, L_prompt + L), the number of padding tokens at their left (B,), and of the completions mask
+    and behaviour logprobs (B, L), truncated and rewards (B,).
+    """
+    prompts, padding = (
+        x.to(model.wte.weight.device) for x in tokenizer.encode([p.prompt for p in problems], left=True)
+    )
+    settings = (args.completion_length, args.temperature, tokenizer.eos_id, generator)
+    completions, logprobs = sample(model, prompts, padding, *settings)
+    mask, truncated = completion_mask(completions, [tokenizer.eos_id])
+    texts = tokenizer.decode(completions)
+    # what has no end has no answer either, whatever its last number happens to be
+    rewards = [
+        0.0 if cut else task.reward(text, p) for text, p, cut in zip(texts, problems, truncated.tolist(), strict=True)
+    ]
+    batch = {"tokens": torch.cat((prompts, completions), 1), "padding": padding, "mask": mask, "logprobs": logprobs}
+    return batch | {"truncated": truncated, "rewards": torch.tensor(rewards, device=mask.device)}, texts
+
+
+def rollout(model: GPT, task, tokenizer: CharTokenizer, args: Args, rng: np.random.Generator, generator) -> dict:
+    """G completions each of P new problems, as in `complete`, with their advantages (B,) and the seconds it took."""
+    start = time.perf_counter()
+    problems = draw_problems(task, args.num_prompts, rng, held_out=False)
+    problems = [problem for problem in problems for _ in range(args.num_generations)]
+    batch, _ = complete(model, task, tokenizer, problems, args, generator)
+    rewards = batch["rewards"].view(args.num_prompts, args.num_generations)
+    batch["advantages"] = group_advantages(rewards, args.norm_adv).flatten()
+    return batch | {"seconds": time.perf_counter() - start}
+
+
+def score(model: GPT, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities (B, L) of a batch's completions, and the logits (B, L, V) that they come from."""
+    length = batch["mask"].shape[1]
+    logits = model(batch["tokens"], batch["padding"], length + 1)[
+        :, :-1
+    ]  # the last token predicts nothing that is here
+    return token_logprobs(logits, batch["tokens"][:, -length:], temperature), logits
+
+
+# ---------------------------------------------------------------------------------------------------------- update
+
+
+def gradient_step(model: GPT, optimizer: torch.optim.Optimizer, mb: dict[str, torch.Tensor], args: Args) -> dict:
+    """One step on a minibatch of M completions. Returns scalar tensors.
+
+    Without any advantage the step is skipped: Adam's momentum, and the KL, would move the weights all the same.
+    """
+    mask, behaviour, learner = mb["mask"], mb["logprobs"], mb["learner_logprobs"]
+    newlogprobs, _ = score(model, mb, args.temperature)  # (M, L)
+    pg_loss, metrics = policy_loss(newlogprobs, learner, behaviour, mb["advantages"], mask, args)
+    kl = kl_penalty(newlogprobs, behaviour, mb["reference_logprobs"], mask)
+    skipped, grad_norm = not (mb["advantages"] != 0).any(), torch.zeros_like(pg_loss)
+    if not skipped:
+        optimizer.zero_grad()
+        (pg_loss + args.kl_coef * kl).backward()
+        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+        optimizer.step()
+
+    with torch.no_grad():
+        ratio = torch.where(mask, newlogprobs - behaviour, 0.0).exp()
+        log_ratio = torch.where(mask, newlogprobs - learner, 0.0)
+        metrics |= {"approx_kl": masked_mean(log_ratio.exp() - 1 - log_ratio, mask), "kl_warm_start": kl}
+        metrics |= {"ratio_mean": masked_mean(ratio, mask), "ratio_max": torch.where(mask, ratio, 0.0).max()}
+        metrics |= {"tv_forward": total_variation(newlogprobs, learner, mask).mean()}
+        metrics |= {"tv_behaviour": total_variation(newlogprobs, behaviour, mask).mean()}
+    metrics |= {"policy_loss": pg_loss, "grad_norm": grad_norm, "skipped": torch.full_like(pg_loss, skipped)}
+    return {name: x.detach() for name, x in metrics.items()}
+
+
+def update(model: GPT, optimizer: torch.optim.Optimizer, batch: dict, args: Args, rng: np.random.Generator) -> dict:
+    """Epochs x minibatches of gradient steps on a batch of tensors (B, ...). Returns {name: (gradient steps,)}.
+
+    Raises FloatingPointError where a loss or gradient is not finite (looked at once per update).
+    """
+    steps = []
+    for _ in range(args.update_epochs):
+        b_inds = torch.as_tensor(rng.permutation(args.batch_size), device=batch["tokens"].device)
+        for mb_inds in b_inds.split(args.minibatch_size):
+            steps.append(gradient_step(model, optimizer, {name: x[mb_inds] for name, x in batch.items()}, args))
+    metrics = {name: torch.stack([step[name] for step in steps]).cpu() for name in steps[0]}
+    for name in ("policy_loss", "kl_warm_start", "grad_norm"):
+        require_finite(name, metrics[name])
+    return metrics
+
+
+def require_finite(name: str, x: torch.Tensor) -> None:
+    if not x.isfinite().all():
+        raise FloatingPointError(f"{name} not finite")
+
+
+# ------------------------------------------------------------------------------------------------------ evaluation
+
+TRAIN_STREAMS = 3  # random streams of `train`: problems, tokens, minibatches; evaluation takes the next one
+
+
+def token_generator(stream: np.random.SeedSequence, device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed(int(stream.generate_state(1)[0]))
+
+
+def evaluate(model: GPT, task, tokenizer: CharTokenizer, args: Args) -> tuple[dict, list]:
+    """Solves held-out problems with the current policy. One seed always gives the same problems.
+
+    Returns ({name: float}, examples): the accuracy and its standard deviation over problems, both greedy; the accuracy
+    of k sampled completions per problem and the share of problems that one of the k solves; and of the sampled ones
+    length, truncated share and a few examples (prompt, completion, reference, reward).
+    """
+    problem_stream, token_stream = np.random.SeedSequence(args.seed, spawn_key=(TRAIN_STREAMS,)).spawn(2)
+    rng, generator = np.random.default_rng(problem_stream), token_generator(token_stream, model.wte.weight.device)
+    problems = draw_problems(task, args.eval_problems, rng, held_out=True)
+    greedy, _ = complete(model, task, tokenizer, problems, args)
+    problems = [problem for problem in problems for _ in range(args.pass_k)]
+    sampled, texts = complete(model, task, tokenizer, problems, args, generator)
+    solved = sampled["rewards"].view(-1, args.pass_k)
+    scores = {"greedy_accuracy": greedy["rewards"].mean(), "greedy_std": greedy["rewards"].std(correction=0)}
+    scores |= {"sampled_accuracy": solved.mean(), "pass_at_k": solved.amax(1).mean()}
+    scores |= {
+        "completion_length": sampled["mask"].sum(1).float().mean(),
+        "truncated": sampled["truncated"].float().mean(),
+    }
+    rewards = sampled["rewards"].tolist()
+    examples = [
+        (problems[i].prompt, texts[i], problems[i].answer, rewards[i]) for i in range(0, len(texts), args.pass_k)
+    ]
+    return {name: float(x) for name, x in scores.items()}, examples[:4]
+
+
+# ----------------------------------------------------------------------------------------------------------- train
+
+
+def train(args: Args) -> dict:
+    """Runs a training and returns what `result.json` holds. Raises Refused where it cannot start as asked."""
+    torch.set_num_threads(1)  # the GPT is too small to gain from more, and one is reproducible
+    device = open_device(args.device)
+    streams = np.random.SeedSequence(args.seed).spawn(TRAIN_STREAMS)  # one per purpose: no draw shifts another's
+    problem_rng, generator = np.random.default_rng(streams[0]), token_generator(streams[1], device)
+    minibatch_rng = np.random.default_rng(streams[2])
+    task = make_task(args)
+    draw_problems(task, 1, np.random.default_rng(0), held_out=True)  # Refused now rather than at the first evaluation
+    tokenizer = CharTokenizer(task.alphabet)
+    model = warm_start(args, task, tokenizer, device)
+    reference = copy.deepcopy(model)  # what the KL is to
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    rollout_lag, sampled = RolloutLag(args.lag), 0
+    files = RunFiles(args)
+    files.evaluate(model, task, tokenizer, 0)
+    try:
+        for iteration in range(1, args.num_updates + 1):
+            optimizer.param_groups[0]["lr"] = args.learning_rate * min(1, iteration / max(1, args.warmup_updates))
+
+            # sample, and train on what has waited longest; the last batches sampled are those of the last update
+            while not rollout_lag.full() and sampled < args.num_updates:
+                batch = rollout(model, task, tokenizer, args, problem_rng, generator)
+                rollout_lag.push(batch, version=iteration - 1)
+                sampled += 1
+            batch, age = rollout_lag.pop(version=iteration - 1)
+            start, sampling_seconds = time.perf_counter(), batch.pop("seconds")
+            require_finite("logprobs", batch["logprobs"])
+
+            # what the learner, pi_T, makes of the batch
+            with torch.no_grad():
+                batch["learner_logprobs"], logits = score(model, batch, args.temperature)
+                batch["reference_logprobs"], _ = score(reference, batch, args.temperature)
+                probs = torch.distributions.Categorical(logits=logits / args.temperature)
+                entropy = masked_mean(probs.entropy(), batch["mask"])
+            steps = update(model, optimizer, batch, args, minibatch_rng)
+            for name, x in model.state_dict().items():
+                require_finite(name, x)
+
+            seconds = {"sampling": sampling_seconds, "training": time.perf_counter() - start}
+            files.log(iteration, optimizer.param_groups[0]["lr"], batch, age, entropy, steps, seconds)
+            if iteration * args.num_evals % args.num_updates < args.num_evals:  # evenly spaced, the last one at the end
+                files.evaluate(model, task, tokenizer, iteration)
+        torch.save(model.state_dict(), files.dir / "model.pt")
+        return files.close("finished", iteration)
+    except FloatingPointError as error:
+        return files.close("failed", iteration, error=f"update {iteration}: {error}")
+    except Exception as error:  # of a task of your own, say: its author needs the traceback
+        files.close("failed", iteration, error=f"update {iteration}: {error!r}")
+        raise
+
+
+# ------------------------------------------------------------------------------------------------- files of a run
+
+
+class Refused(ValueError):
+    """The run cannot start as asked; the message says what to change. Exit code 2."""
+
+
+def check(args: Args) -> None:
+    """Raises ValueError with a line that says what to change. Every test is positive, so that NaN fails it."""
+    counts = "num_updates num_prompts num_minibatches update_epochs n_layer n_head n_embd pass_k"
+    rules = [
+        (counts, lambda x: x >= 1, "be 1 or more"),
+        ("num_terms num_generations", lambda x: x >= 2, "be 2 or more"),
+        ("num_digits", lambda x: 1 <= x <= 9, "lie in 1 .. 9"),
+        ("ops", lambda x: x and set(x) <= set("+-*") and len(set(x)) == len(x), "be some of + - *, each once"),
+        ("lag warmup_updates warm_start_steps eval_problems num_evals", lambda x: x >= 0, "be 0 or more"),
+        ("clip_low clip_high", lambda x: 0 < x < 1, "lie between 0 and 1"),
+        ("temperature learning_rate warm_start_learning_rate", lambda x: 0 < x < math.inf, "be positive and finite"),
+        ("max_grad_norm", lambda x: 0 < x < math.inf, "be positive and finite"),
+        ("kl_coef", lambda x: 0 <= x < math.inf, "be 0 or more and finite"),
+        ("seed", lambda x: 0 <= x < 2**32, "lie in 0 .. 4294967295"),
+    ]
+    for names, allowed, must in rules:
+        for name in names.split():
+            if not allowed(getattr(args, name)):
+                raise ValueError(f"--{name.replace('_', '-')} must {must}, not {getattr(args, name)}")
+    needed = make_task(args).solution_length
+    if args.max_new_tokens is not None and args.max_new_tokens < needed:
+        raise ValueError(f"--max-new-tokens must be {needed} or more: the longest worked solution has as many")
+    if args.n_embd % args.n_head:
+        raise ValueError(f"--n-embd must be a multiple of --n-head, {args.n_head}")
+    if args.batch_size % args.num_minibatches:
+        divisors = ", ".join(str(n) for n in range(1, args.batch_size + 1) if args.batch_size % n == 0)
+        raise ValueError(
+            f"--num-minibatches must cut the batch of {args.batch_size} into equal minibatches: {divisors}"
+        )
+
+
+class RunFiles:
+    """The folder of a run: config.json, evals.csv, samples.jsonl, metrics.csv, TensorBoard events, model.pt and, last,
+    result.json. Raises Refused where the folder cannot be used."""
+
+    def __init__(self, args: Args):
+        self.args = args
+        name = re.sub(r"[^\w.-]", "-", f"{args.task}__{args.exp_name}__{args.seed}__{int(time.time())}")
+        self.dir = args.run_dir or Path("runs") / name
+        try:
+            if self.dir.exists() and any(self.dir.iterdir()):
+                raise Refused(f"--run-dir {self.dir} is not empty; name a new folder")
+            self.wandb = open_wandb(name, args) if args.track else None
+            self.dir.mkdir(parents=True, exist_ok=True)
+            write_json(self.dir / "config.json", run_config(args))
+        except OSError as error:
+            raise Refused(f"--run-dir {self.dir} cannot be used ({error.strerror}); name another folder") from error
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+        self.tensorboard = SummaryWriter(self.dir)
+        self.csv_files = []
+        names = ("greedy_accuracy", "sampled_accuracy", "pass_at_k", "completion_length", "truncated")
+        self.evals = self.open_csv("evals.csv", ["update", *names])
+        self.samples = open(self.dir / "samples.jsonl", "w", buffering=1)  # noqa: SIM115 (open as long as the run)
+        self.metrics = None  # the first row's names are its header
+        self.rewards = []  # mean of each update's batch
+        self.last_eval = {}
+        self.start, self.eval_seconds = time.perf_counter(), 0.0
+
+    def open_csv(self, name: str, header: list[str]):
+        self.csv_files.append(open(self.dir / name, "w", newline="", buffering=1))  # noqa: SIM115 (as long as the run)
+        writer = csv.writer(self.csv_files[-1])
+        writer.writerow(header)
+        return writer
+
+    def seconds(self) -> float:
+        """Seconds of training, without evaluation."""
+        return time.perf_counter() - self.start - self.eval_seconds
+
+    def sps(self, global_step: int) -> float:
+        """Completions trained on per second."""
+        return global_step * self.args.batch_size / self.seconds()
+
+    def log(self, global_step: int, lr: float, batch: dict, age: int, entropy, steps: dict, seconds: dict) -> None:
+        """One row of metrics.csv, TensorBoard and W&B from one dict. A step is an update."""
+        sps, mask = self.sps(global_step), batch["mask"]
+        groups = batch["rewards"].view(self.args.num_prompts, self.args.num_generations)
+        self.rewards.append(float(groups.mean()))
+        row = {"charts/learning_rate": lr, "charts/SPS": sps, "charts/seconds": self.seconds()}
+        row |= {"charts/reward": self.rewards[-1]}
+        row |= {"charts/zero_std_groups": (groups == groups[:, :1]).all(1).float().mean()}
+        row |= {"charts/completion_length": mask.sum(1).float().mean()}
+        row |= {"charts/truncated": batch["truncated"].float().mean(), "charts/skipped_steps": steps["skipped"].sum()}
+        row |= {"charts/tokens_per_second": mask.sum() / seconds["sampling"]}
+        row |= {f"charts/{name}_seconds": x for name, x in seconds.items()}
+        row |= {"losses/policy_loss": steps["policy_loss"].mean(), "losses/entropy": entropy}
+        row |= {"losses/approx_kl_mean": steps["approx_kl"].mean(), "losses/approx_kl_max": steps["approx_kl"].max()}
+        row |= {
+            f"losses/{name}": steps[name].mean() for name in ("clipfrac", "grad_norm", "kl_warm_start", "ratio_mean")
+        }
+        row |= {"losses/ratio_max": steps["ratio_max"].max(), "lag/age_mean": age, "lag/age_max": age}
+        row |= backward_lag(batch["learner_logprobs"][mask], batch["logprobs"][mask])
+        row |= {"lag/tv_forward_mean": steps["tv_forward"].mean(), "lag/tv_forward_max": steps["tv_forward"].max()}
+        row |= {"lag/tv_forward_last": steps["tv_forward"][-1], "lag/tv_behaviour_mean": steps["tv_behaviour"].mean()}
+        row |= {f"lag/{name}": steps[name].mean() for name in ("filtered_fraction", "filter_triggered")}
+        row = {name: float(x) for name, x in row.items()}
+        self.metrics = self.metrics or self.open_csv("metrics.csv", ["global_step", *row])
+        self.metrics.writerow([global_step, *row.values()])
+        self.send(row, global_step)
+        self.progress(global_step, sps)
+
+    def send(self, row: dict, global_step: int) -> None:
+        for name, x in row.items():
+            self.tensorboard.add_scalar(name, x, global_step)
+        if self.wandb:
+            self.wandb.log(row | {"global_step": global_step})
+
+    def progress(self, global_step: int, sps: float) -> None:
+        """One line, rewritten on a terminal; elsewhere a new one at every tenth of the run."""
+        total = self.args.num_updates
+        left = (time.perf_counter() - self.start) / global_step * (total - global_step)
+        line = f"{global_step}/{total} updates  {sps:,.0f} SPS  {timedelta(seconds=round(left))} left"
+        line += f"  reward {np.mean(self.rewards[-10:]):.3f} (last {len(self.rewards[-10:])} updates)"
+        if self.last_eval:
+            line += "  held-out {greedy_accuracy:.3f} greedy, {sampled_accuracy:.3f} sampled".format(**self.last_eval)
+        if sys.stdout.isatty():
+            print(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
+        elif global_step * 10 // total > (global_step - 1) * 10 // total:
+            print(line, flush=True)
+
+    def evaluate(self, model: GPT, task, tokenizer: CharTokenizer, global_step: int) -> None:
+        if self.args.eval_problems == 0:
+            return
+        start = time.perf_counter()
+        self.last_eval, examples = evaluate(model, task, tokenizer, self.args)
+        row = {name: x for name, x in self.last_eval.items() if name != "greedy_std"}
+        self.evals.writerow([global_step, *row.values()])
+        self.send({f"eval/{name}": x for name, x in row.items()}, global_step)
+        lines = [dict(zip(("prompt", "completion", "reference", "reward"), x, strict=True)) for x in examples]
+        lines = [json.dumps({"update": global_step} | line) for line in lines]
+        self.samples.writelines(f"{line}\n" for line in lines)
+        self.tensorboard.add_text("eval/samples", "\n".join(f"    {line}" for line in lines), global_step)
+        self.eval_seconds += time.perf_counter() - start
+
+    def close(self, status: str, global_step: int, **more: str) -> dict:
+        for file in (self.tensorboard, self.samples, *self.csv_files):
+            file.close()
+        if self.wandb:
+            self.wandb.finish(exit_code=int(status == "failed"))
+        late = self.rewards[int(0.9 * len(self.rewards)) :]
+        result = {"status": status, "seed": self.args.seed, "global_step": global_step}
+        result |= {"train_return": float(np.mean(late)) if late else None}
+        result |= {"eval_return": self.last_eval.get("greedy_accuracy"), "eval_std": self.last_eval.get("greedy_std")}
+        result |= {name: self.last_eval.get(name) for name in ("greedy_accuracy", "sampled_accuracy", "pass_at_k")}
+        result |= {"sps": self.sps(global_step)} | more
+        write_json(self.dir / "result.json", result)
+        end = "\n" if sys.stdout.isatty() else ""
+        print(f"{end}{status}: {more.get('error', self.dir)}", file=sys.stderr if more else sys.stdout)
+        return result
+
+
+def write_json(path: Path, data: dict) -> None:
+    """The file appears whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(data, indent=2, default=str) + "\n")
+    os.replace(partial, path)
+
+
+def run_config(args: Args) -> dict:
+    """What is needed to repeat the run."""
+    git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        commit = subprocess.run([*git, "--exclude=*"], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None  # no git, or a copy outside a repository
+    packages = ("torch", "numpy", "gymnasium", "mujoco", "tyro", "tensorboard")
+    versions = {"python": platform.python_version()} | {
+        d.name: d.version for d in distributions() if d.name in packages
+    }
+    machine = {"platform": platform.platform(), "cores": os.cpu_count()}
+    config = {"args": asdict(args), "command": sys.argv, "commit": commit, "versions": versions, "machine": machine}
+    return config | {"torch_threads": torch.get_num_threads()}
+
+
+def open_device(name: str) -> torch.device:
+    try:
+        torch.zeros(1, device=name).cpu()  # to the device and back
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise Refused(f"--device {name} cannot be used on this machine; try --device cpu") from error
+    return torch.device(name)
+
+
+def open_wandb(name: str, args: Args):
+    try:
+        import wandb
+
+        return wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "vaco"),
+            name=name,
+            config=asdict(args) | {"run_dir": str(args.run_dir)},
+        )
+    except Exception as error:  # not installed, no login, no network
+        raise Refused(f"--track needs Weights & Biases (pip install wandb; wandb login): {error}") from error
+
+
+def main() -> int:
+    args = tyro.cli(Args, description=__doc__.splitlines()[0])
+    try:
+        return 0 if train(args)["status"] == "finished" else 1
+    except Refused as error:
+        print(f"{Path(__file__).name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted: this run is not finished", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,665 @@
+"""The two LLM scripts from their tasks to their files: problems, GPT, sampling, updates, and real runs as processes."""
+
+import csv
+import dataclasses
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import grpo_llm
+import vaco_llm
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = {"grpo_llm": grpo_llm, "vaco_llm": vaco_llm}
+PAIR = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+TINY = {"num_terms": 2, "ops": "+", "n_layer": 1, "n_head": 2, "n_embd": 32, "warm_start_steps": 100}
+TINY |= {"warm_start_learning_rate": 0.01, "learning_rate": 1e-3}
+TINY |= {"num_prompts": 4, "num_generations": 4, "num_updates": 6, "eval_problems": 16, "pass_k": 2, "num_evals": 2}
+TINY_FLAGS = [x for name, value in TINY.items() for x in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def build(script, **changes):
+    """Args, task, tokenizer and a GPT with random weights (large enough that no distribution is flat)."""
+    args = script.Args(**TINY | changes)
+    task = script.make_task(args)
+    tokenizer = script.CharTokenizer(task.alphabet)
+    torch.manual_seed(3)
+    context = task.prompt_length + args.completion_length
+    model = script.GPT(len(tokenizer.alphabet), context, args.n_layer, args.n_head, args.n_embd)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    return args, task, tokenizer, model
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def make_batch(script, args, task, tokenizer, model):
+    batch = script.rollout(model, task, tokenizer, args, np.random.default_rng(0), generator())
+    batch.pop("seconds")
+    with torch.no_grad():
+        batch["learner_logprobs"], _ = script.score(model, batch, args.temperature)
+    return batch | {"reference_logprobs": batch["learner_logprobs"]}
+
+
+def adamw(model, lr=1e-2):
+    return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, fused=True)
+
+
+# ----------------------------------------------------------------------------------------------------------- tasks
+
+ARITHMETIC = [(6, 1, "+-"), (2, 1, "+"), (5, 1, "+-*"), (3, 2, "*-"), (3, 3, "-"), (4, 2, "+"), (4, 1, "*")]
+
+
+@PAIR
+@pytest.mark.parametrize(("num_terms", "num_digits", "ops"), ARITHMETIC)
+def test_arithmetic(script, num_terms, num_digits, ops):
+    task = script.make_task(script.Args(num_terms=num_terms, num_digits=num_digits, ops=ops))
+    rng, lengths = np.random.default_rng(0), []
+    for _ in range(2000):
+        problem = task.sample(rng)
+        assert set(problem.prompt + problem.solution) <= set(task.alphabet)
+        assert len(problem.prompt) <= task.prompt_length
+        assert len(re.findall(r"\d+", problem.prompt)) == num_terms
+        results = problem.solution.split(";")
+        assert len(results) == num_terms - 1
+        lengths.append(len(problem.solution) + 1)
+        expression = re.sub(r"\b0+(?=\d)", "", problem.prompt[:-1])
+        assert eval(expression) == int(results[-1]) == int(problem.answer)
+        assert task.reward(problem.solution, problem) == 1
+        if "*" not in ops:  # the results are the running sums
+            ends = [m.end() for m in re.finditer(r"\d+", expression)]
+            assert [int(x) for x in results] == [eval(expression[:end]) for end in ends[1:]]
+    assert max(lengths) <= task.solution_length
+    if "*" not in ops:
+        assert max(lengths) >= task.solution_length - num_terms  # and the bound is not far off
+
+
+def test_arithmetic_example():
+    """The documented example, and the precedence of products."""
+
+    class Fixed:
+        def __init__(self, *draws):
+            self.draws = list(draws)
+
+        def integers(self, low, high=None, size=None):
+            return np.array(self.draws.pop(0))
+
+    task = grpo_llm.make_task(grpo_llm.Args(ops="+-*"))
+    problem = task.sample(Fixed([7, 5, 3, 8, 2, 9], [0, 1, 0, 1, 0]))
+    assert problem == ("7+5-3+8-2+9=", "12;9;17;15;24", "24")
+    task = grpo_llm.make_task(grpo_llm.Args(ops="+-*", num_terms=5))
+    assert task.sample(Fixed([9, 2, 3, 4, 1], [1, 2, 2, 0])) == ("9-2*3*4+1=", "6;24;-15;-14", "-14")
+
+
+@PAIR
+@pytest.mark.parametrize("num_digits", [1, 2, 3])
+def test_word_problems(script, num_digits):
+    args = script.Args(task="word-problems", num_digits=num_digits)
+    task, rng, texts = script.make_task(args), np.random.default_rng(0), set()
+    for _ in range(2000):
+        problem = task.sample(rng)
+        texts.add(re.sub(r"\d+", "0", problem.prompt))
+        assert set(problem.prompt + problem.solution) <= set(task.alphabet)
+        assert len(problem.prompt) <= task.prompt_length
+        assert len(problem.solution) + 1 <= task.solution_length
+        *lines, last = problem.solution.split("\n")
+        assert 2 <= len(lines) <= 3
+        assert not re.search(r"\b[NTabcdxy]\b", re.sub(r"\bhas a\b", "", problem.prompt))
+        known = [int(x) for x in re.findall(r"\d+", problem.prompt)]
+        for line in lines:
+            left, right = line.split("=")
+            assert eval(left) == int(right) >= 0
+            assert all(int(x) in known for x in re.findall(r"\d+", left))
+            known.append(int(right))
+        assert last == f"#### {problem.answer}" == f"#### {right}"
+        assert task.reward(problem.solution, problem) == 1
+    assert len(texts) > 500  # names, things and stories all vary
+
+
+@PAIR
+def test_problems_are_disjoint_and_the_split_is_stable(script):
+    task, rng = script.make_task(script.Args(num_terms=2, ops="+-")), np.random.default_rng(0)
+    train = {p.prompt for p in script.draw_problems(task, 3000, rng, held_out=False)}
+    held_out = {p.prompt for p in script.draw_problems(task, 1000, rng, held_out=True)}
+    assert not train & held_out
+    assert len(train | held_out) == 200  # every problem is one or the other
+    assert 10 <= len(held_out) <= 40
+    assert [script.is_held_out(f"{i}+1=") for i in range(40)] == [i in HELD_OUT for i in range(40)]
+
+
+HELD_OUT = (14, 24)  # the same in every process and for ever: otherwise a cached warm start has seen what is held out
+
+
+@PAIR
+def test_a_task_without_held_out_problems_is_refused(script):
+    class One:
+        def sample(self, rng):
+            return script.Problem("1+1=", "2", "2")
+
+    with pytest.raises(script.Refused, match="too few problems"):
+        script.draw_problems(One(), 2, np.random.default_rng(0), held_out=not script.is_held_out("1+1="))
+
+
+@PAIR
+def test_tokenizer(script):
+    tokenizer = script.CharTokenizer("0123456789+-=;")
+    assert len(tokenizer.alphabet) == 15
+    left, padding = tokenizer.encode(["1+2=", "10+20="], left=True)
+    assert left.tolist() == [[14, 14, 1, 10, 2, 12], [1, 0, 10, 2, 0, 12]]
+    assert padding.tolist() == [2, 0]
+    right, padding = tokenizer.encode(["3$", "30$"])
+    assert right.tolist() == [[3, 14, 14], [3, 0, 14]]
+    assert padding.tolist() == [1, 0]
+    assert tokenizer.decode(torch.tensor([[1, 2, 14, 3], [14, 1, 1, 1], [1, 2, 3, 4]])) == ["12", "", "1234"]
+
+
+# ------------------------------------------------------------------------------------------------- GPT and sampling
+
+
+@PAIR
+def test_default_model_size(script):
+    args = script.Args()
+    model = script.GPT(15, 32, args.n_layer, args.n_head, args.n_embd)
+    assert 220_000 < sum(x.numel() for x in model.parameters()) < 240_000
+    assert not any(isinstance(x, torch.nn.Dropout) for x in model.modules())
+
+
+@PAIR
+def test_gpt_is_causal(script):
+    _, _, _, model = build(script, n_layer=2)
+    tokens, padding = torch.randint(11, (2, 6), generator=generator()), torch.zeros(2, dtype=torch.long)
+    changed = tokens.clone()
+    changed[:, 4] = (changed[:, 4] + 1) % 11
+    before, after = model(tokens, padding, 6), model(changed, padding, 6)
+    torch.testing.assert_close(before[:, :4], after[:, :4])
+    assert not torch.allclose(before[:, 4:], after[:, 4:])
+
+
+@PAIR
+def test_gpt_agrees_with_attention_by_hand(script):
+    _, _, _, model = build(script)
+    tokens = torch.randint(11, (3, 5), generator=generator())
+    block = model.blocks[0]
+    x = model.wte.weight[tokens] + model.wpe.weight[:5]
+    q, k, v = block.c_attn(block.ln_1(x)).split(32, -1)
+    heads = []
+    for h in (slice(0, 16), slice(16, 32)):
+        scores = q[..., h] @ k[..., h].transpose(1, 2) / math.sqrt(16)
+        scores = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
+        heads.append(scores.softmax(-1) @ v[..., h])
+    x = x + block.c_proj(torch.cat(heads, -1))
+    x = x + block.mlp(block.ln_2(x))
+    expected = model.ln_f(x) @ model.lm_head.weight.T
+    torch.testing.assert_close(model(tokens, torch.zeros(3, dtype=torch.long), 5), expected, atol=1e-5, rtol=1e-5)
+
+
+@PAIR
+def test_padding_on_the_left_changes_nothing(script):
+    _, _, tokenizer, _ = build(script)
+    model = script.GPT(len(tokenizer.alphabet), 32, 2, 2, 16)
+    prompts = ["1+2=", "3+4=", "0+9="]
+    alone, none = tokenizer.encode(prompts, left=True)
+    padded = torch.cat((torch.randint(11, (3, 9), generator=generator()), alone), 1)
+    expected, got = model(alone, none, 4), model(padded, none + 9, 4)
+    assert (got - expected).abs().max() < 1e-5
+    assert model(padded, none + 9, 13).isfinite().all()  # the padding too: NaN would reach the gradient
+
+
+@PAIR
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_sampling_with_cache_equals_a_full_forward(script, temperature):
+    args, task, tokenizer, model = build(script, n_layer=2, num_digits=2, num_terms=3, temperature=temperature)
+    problems = script.draw_problems(task, 32, np.random.default_rng(0), held_out=False)
+    assert len({len(p.prompt) for p in problems}) > 2
+    batch, texts = script.complete(model, task, tokenizer, problems, args, generator())
+    logprobs, _ = script.score(model, batch, temperature)
+    mask = batch["mask"]
+    assert (logprobs - batch["logprobs"])[mask].abs().max() < 1e-5
+    assert ((logprobs - batch["logprobs"])[mask].exp() - 1).abs().max() < 1e-5
+    for i in (0, 7):  # and they are those of the prompt and completion alone, by log_softmax
+        text = problems[i].prompt + texts[i] + ("" if batch["truncated"][i] else script.EOS)
+        tokens, none = tokenizer.encode([text])
+        full = (model(tokens, none, len(text)) / temperature).log_softmax(-1)[0]
+        alone = [full[t - 1, tokens[0, t]].item() for t in range(len(problems[i].prompt), len(text))]
+        np.testing.assert_allclose(alone, batch["logprobs"][i][mask[i]], atol=1e-5)
+
+
+@PAIR
+def test_sampling_follows_the_distribution(script):
+    _, _, tokenizer, model = build(script)
+    prompt, padding = tokenizer.encode(["1+2="] * 20000, left=True)
+    tokens, _ = script.sample(model, prompt, padding, 1, 1.3, tokenizer.eos_id, generator())
+    with torch.no_grad():
+        probs = (model(prompt[:1], padding[:1], 1)[0, 0] / 1.3).softmax(-1)
+    frequencies = torch.bincount(tokens[:, 0], minlength=len(probs)) / 20000
+    assert (frequencies - probs).abs().max() < 0.015
+    greedy, _ = script.sample(model, prompt[:1], padding[:1], 1, 1.3, tokenizer.eos_id)
+    assert greedy.item() == probs.argmax()
+
+
+class Rigged(torch.nn.Module):
+    """Puts probability 1 on the token that follows in its text, whatever the tokens it is given."""
+
+    def __init__(self, tokens, vocab_size):
+        super().__init__()
+        self.tokens, self.vocab_size, self.past = tokens, vocab_size, 0
+        self.wte = torch.nn.Embedding(1, 1)
+
+    def new_cache(self):
+        self.past = 0
+        return []
+
+    def forward(self, tokens, padding, last, cache=None):
+        self.past = self.past * (cache is not None) + tokens.shape[1]
+        following = self.tokens.roll(-1, 1)[:, self.past - last : self.past]
+        return 1e4 * torch.nn.functional.one_hot(following, self.vocab_size).float()
+
+
+@PAIR
+def test_rigged_model_has_logprob_zero(script):
+    _, _, tokenizer, _ = build(script)
+    prompts, padding = tokenizer.encode(["1+2=", "3+4="], left=True)
+    solutions, _ = tokenizer.encode(["3$", "12$"])
+    mask, _ = script.completion_mask(solutions, [tokenizer.eos_id])
+    tokens = torch.cat((prompts, solutions), 1)
+    batch = {"tokens": tokens, "padding": padding, "mask": mask}
+    model = Rigged(tokens, len(tokenizer.alphabet))
+    assert (script.score(model, batch, 1.0)[0][mask] == 0).all()
+    completions, logprobs = script.sample(model, prompts, padding, 3, 1.0, tokenizer.eos_id, generator())
+    assert torch.equal(completions, solutions)
+    assert (logprobs == 0).all()
+
+
+@PAIR
+@pytest.mark.parametrize(
+    ("completion", "reward", "truncated", "length"),
+    [("3$", 1, 0, 2), ("$", 0, 0, 1), ("33", 0, 1, 2), ("3=", 0, 1, 2), ("=3", 0, 1, 2)],
+)
+def test_reward_needs_the_answer_in_the_completion_and_an_end(script, completion, reward, truncated, length):
+    args, task, tokenizer, _ = build(script)
+    args = dataclasses.replace(args, max_new_tokens=3)
+    problem = script.Problem("1+2=", "3", "3") if completion != "$" else script.Problem("3+0=", "3", "3")
+    tokens, _ = tokenizer.encode([problem.prompt + completion.ljust(3, "=")])
+    model = Rigged(tokens, len(tokenizer.alphabet))
+    batch, texts = script.complete(model, task, tokenizer, [problem], args, generator())
+    assert batch["rewards"].tolist() == [reward]
+    assert batch["truncated"].tolist() == [bool(truncated)]
+    assert texts[0] == completion.ljust(3, "=").split("$")[0]
+
+
+# ---------------------------------------------------------------------------------------------------------- update
+
+
+@PAIR
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_first_ratio_is_one(script, temperature):
+    args, task, tokenizer, model = build(script, temperature=temperature, num_generations=16)
+    batch = learnable(make_batch(script, args, task, tokenizer, model))
+    metrics = script.gradient_step(model, adamw(model), batch, args)
+    assert abs(metrics["ratio_max"] - 1) < 1e-5
+    assert metrics["tv_behaviour"] < 1e-5
+    assert metrics["tv_forward"] < 1e-5
+    assert script.gradient_step(model, adamw(model), batch, args)["tv_forward"] > 1e-5  # the weights did move
+
+
+def learnable(batch):
+    return batch | {"advantages": torch.linspace(-1, 1, len(batch["mask"]))}
+
+
+@PAIR
+def test_step_without_signal_is_skipped_and_counted(script):
+    args, task, tokenizer, model = build(script, kl_coef=0.5, num_minibatches=2, update_epochs=3)
+    batch = make_batch(script, args, task, tokenizer, model)
+    batch["reference_logprobs"] = batch["reference_logprobs"] - 0.5
+    optimizer = adamw(model)
+    rng = np.random.default_rng(0)
+    metrics = script.update(model, optimizer, learnable(batch), args, rng)  # leaves a momentum
+    assert metrics["skipped"].tolist() == [0.0] * 6
+    before = [x.detach().clone() for x in model.parameters()]
+    equal = batch | {"advantages": script.group_advantages(torch.full((4, 4), 0.3)).flatten()}
+    metrics = script.update(model, optimizer, equal, args, rng)
+    assert metrics["skipped"].tolist() == [1.0] * 6
+    assert metrics["grad_norm"].tolist() == [0.0] * 6
+    assert all(torch.equal(x, y) for x, y in zip(model.parameters(), before, strict=True))
+
+
+@PAIR
+def test_all_truncated_is_skipped(script):
+    args, task, tokenizer, model = build(script)
+    with torch.no_grad():  # a model that never ends
+        model.ln_f.bias += 100 * torch.nn.functional.normalize(
+            model.lm_head.weight[0] - model.lm_head.weight[-1], dim=0
+        )
+    batch = make_batch(script, args, task, tokenizer, model)
+    assert batch["truncated"].all()
+    assert batch["mask"].all()
+    assert (batch["rewards"] == 0).all()
+    metrics = script.update(model, adamw(model), batch, args, np.random.default_rng(0))
+    assert metrics["skipped"].tolist() == [1.0]
+    assert all(x.isfinite().all() for x in metrics.values())
+
+
+@PAIR
+def test_empty_masks_do_no_harm(script):
+    args, task, tokenizer, model = build(script)
+    batch = learnable(make_batch(script, args, task, tokenizer, model))
+    batch["mask"] = torch.zeros_like(batch["mask"])
+    metrics = script.gradient_step(model, adamw(model), batch, args)
+    assert all(x.isfinite() for x in metrics.values())
+    assert metrics["policy_loss"] == 0
+
+
+@PAIR
+def test_update_does_every_minibatch_and_sees_each_completion_once_per_epoch(script, monkeypatch):
+    args, task, tokenizer, model = build(script, num_minibatches=4, update_epochs=2)
+    batch = learnable(make_batch(script, args, task, tokenizer, model)) | {"row": torch.arange(16)}
+    seen, steps = [], script.gradient_step
+    monkeypatch.setattr(script, "gradient_step", lambda m, o, mb, a: seen.append(mb["row"]) or steps(m, o, mb, a))
+    metrics = script.update(model, adamw(model), batch, args, np.random.default_rng(0))
+    assert len(metrics["policy_loss"]) == 8
+    assert [len(rows) for rows in seen] == [4] * 8
+    for epoch in (seen[:4], seen[4:]):
+        assert sorted(torch.cat(epoch).tolist()) == list(range(16))
+    assert metrics["tv_forward"][0] < 1e-5 < metrics["tv_forward"][1]  # the first step is on pi_T itself
+
+
+@PAIR
+def test_weights_of_a_batch_stay_the_same_in_every_epoch(script):
+    """What pi_T and mu said of a batch is not touched by the update."""
+    args, task, tokenizer, model = build(script, update_epochs=4)
+    batch = learnable(make_batch(script, args, task, tokenizer, model))
+    before = {name: x.clone() for name, x in batch.items()}
+    script.update(model, adamw(model), batch, args, np.random.default_rng(0))
+    assert all(torch.equal(batch[name], before[name]) for name in batch)
+    assert not any(x.requires_grad for x in batch.values())
+
+
+@PAIR
+def test_a_step_raises_what_was_good(script):
+    args, task, tokenizer, model = build(script)
+    batch = learnable(make_batch(script, args, task, tokenizer, model))
+    optimizer = adamw(model, lr=1e-3)
+    for _ in range(5):
+        script.gradient_step(model, optimizer, batch, args)
+    after, _ = script.score(model, batch, args.temperature)
+    gain = torch.where(batch["mask"], after - batch["learner_logprobs"], 0.0).sum(1)
+    assert gain[batch["advantages"] > 0.5].sum() > 0 > gain[batch["advantages"] < -0.5].sum()
+
+
+@PAIR
+def test_kl_pulls_to_the_warm_start(script):
+    args, task, tokenizer, model = build(script, kl_coef=10.0)
+    batch = learnable(make_batch(script, args, task, tokenizer, model))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.05 * torch.randn(weight.shape, generator=generator(1)))
+    kls = [script.gradient_step(model, adamw(model, 1e-3), batch, args)["kl_warm_start"].item() for _ in range(20)]
+    assert kls[-1] < kls[0] / 2
+
+
+@PAIR
+def test_nan_stops_the_update(script):
+    args, task, tokenizer, model = build(script)
+    batch = learnable(make_batch(script, args, task, tokenizer, model))
+    with torch.no_grad():
+        model.wpe.weight[0, 0] = math.nan
+    with pytest.raises(FloatingPointError, match="not finite"):
+        script.update(model, adamw(model), batch, args, np.random.default_rng(0))
+
+
+# ------------------------------------------------------------------------------------------------------ evaluation
+
+
+@PAIR
+def test_evaluation_is_repeatable_and_changes_nothing(script):
+    args, task, tokenizer, model = build(script)
+    before = [x.detach().clone() for x in model.parameters()]
+    torch.manual_seed(0)
+    first, examples = script.evaluate(model, task, tokenizer, args)
+    assert torch.equal(torch.rand(3), torch.manual_seed(0) and torch.rand(3))  # nor the global random state
+    assert (first, examples) == script.evaluate(model, task, tokenizer, args)
+    assert all(torch.equal(x, y) for x, y in zip(model.parameters(), before, strict=True))
+    assert len(examples) == 4
+    assert all(script.is_held_out(prompt) for prompt, *_ in examples)
+    assert first["sampled_accuracy"] <= first["pass_at_k"] <= args.pass_k * first["sampled_accuracy"]
+    p = first["greedy_accuracy"]
+    assert first["greedy_std"] == pytest.approx(math.sqrt(p * (1 - p)), abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------ runs
+
+
+def run(script, *flags, timeout=120):
+    command = [sys.executable, str(ROOT / f"{script}.py"), *map(str, flags)]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
+
+
+def table(path):
+    with open(path) as file:
+        return list(csv.DictReader(file))
+
+
+TIMING = (
+    "charts/SPS",
+    "charts/seconds",
+    "charts/tokens_per_second",
+    "charts/sampling_seconds",
+    "charts/training_seconds",
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Four real runs: both scripts at lag 2, one of them again, and at lag 0. The first makes the warm start."""
+    folder = tmp_path_factory.mktemp("runs")
+    jobs = {"grpo": ("grpo_llm", 2), "vaco": ("vaco_llm", 2), "again": ("vaco_llm", 2), "lag0": ("vaco_llm", 0)}
+    outputs = {}
+    for name, (script, lag) in jobs.items():
+        flags = [*TINY_FLAGS, "--run-dir", folder / name, "--warm-start-dir", folder / "warm", "--lag", lag]
+        outputs[name] = run(script, *flags, "--num-minibatches", 2)
+        assert outputs[name].returncode == 0, outputs[name].stderr
+    return folder, outputs
+
+
+def test_files_of_a_run(runs):
+    folder, outputs = runs
+    for name in ("grpo", "vaco"):
+        files = {path.name for path in (folder / name).iterdir()}
+        assert {"config.json", "evals.csv", "metrics.csv", "samples.jsonl", "model.pt", "result.json"} <= files
+        assert any(x.startswith("events.out.tfevents") for x in files)
+        result = json.loads((folder / name / "result.json").read_text())
+        assert result["status"] == "finished"
+        assert result["global_step"] == 6
+        assert 0 <= result["eval_return"] == result["greedy_accuracy"] <= 1
+        assert result["sps"] > 0
+        evals = table(folder / name / "evals.csv")
+        assert list(evals[0])[:4] == ["update", "greedy_accuracy", "sampled_accuracy", "pass_at_k"]
+        assert [int(row["update"]) for row in evals] == [0, 3, 6]
+        assert float(evals[-1]["greedy_accuracy"]) == result["greedy_accuracy"]
+        samples = [json.loads(line) for line in (folder / name / "samples.jsonl").read_text().splitlines()]
+        assert [x["update"] for x in samples] == [0] * 4 + [3] * 4 + [6] * 4
+        assert set(samples[0]) == {"update", "prompt", "completion", "reference", "reward"}
+        config = json.loads((folder / name / "config.json").read_text())
+        assert config["torch_threads"] == 1
+        assert config["args"]["lag"] == 2
+        rows = table(folder / name / "metrics.csv")
+        assert [int(row["global_step"]) for row in rows] == list(range(1, 7))
+        assert all(math.isfinite(float(x)) for row in rows for x in row.values())
+        assert result["train_return"] == pytest.approx(float(rows[-1]["charts/reward"]))
+        assert "held-out" in outputs[name].stdout
+    assert (folder / "grpo/metrics.csv").open().readline() == (folder / "vaco/metrics.csv").open().readline()
+
+
+def test_ages_and_ratios_of_a_run(runs):
+    folder, _ = runs
+    rows = table(folder / "vaco/metrics.csv")
+    assert [float(row["lag/age_max"]) for row in rows] == [0, 1, 2, 2, 2, 2]
+    assert all(float(row["lag/tv_backward"]) > 1e-4 for row in rows[1:])
+    assert sum(float(row["charts/skipped_steps"]) for row in rows) < 12
+    rows = table(folder / "lag0/metrics.csv")
+    assert all(float(row["lag/age_max"]) == 0 for row in rows)
+    assert all(float(row["lag/tv_backward"]) < 1e-5 for row in rows)
+    assert all(float(row["lag/ess"]) > 1 - 1e-5 for row in rows)
+
+
+def test_pair_shares_its_random_streams(runs):
+    """Same warm start, same problems, same first batches."""
+    folder, outputs = runs
+    grpo, vaco = (table(folder / name / "metrics.csv") for name in ("grpo", "vaco"))
+    assert table(folder / "grpo/evals.csv")[0] == table(folder / "vaco/evals.csv")[0]
+    for column in ("charts/reward", "charts/completion_length", "losses/entropy"):
+        assert grpo[0][column] == vaco[0][column]
+    for k in range(3):  # sampled before the first update
+        assert grpo[k]["charts/reward"] == vaco[k]["charts/reward"]
+    assert len(list((folder / "warm").glob("*.pt"))) == 1
+    assert "warm start 100/100" in outputs["grpo"].stdout
+    assert "warm start" not in outputs["vaco"].stdout
+    assert not list((folder / "warm").glob("*.partial"))
+
+
+def test_same_seed_twice(runs):
+    folder, _ = runs
+    first, second = (table(folder / name / "metrics.csv") for name in ("vaco", "again"))
+    for row, other in zip(first, second, strict=True):
+        assert {k: v for k, v in row.items() if k not in TIMING} == {k: v for k, v in other.items() if k not in TIMING}
+    assert (folder / "vaco/evals.csv").read_text() == (folder / "again/evals.csv").read_text()
+    assert (folder / "vaco/samples.jsonl").read_text() == (folder / "again/samples.jsonl").read_text()
+    states = [torch.load(folder / name / "model.pt", weights_only=True) for name in ("vaco", "again")]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_saved_model_gives_the_reported_accuracy(runs):
+    folder, _ = runs
+    args, task, tokenizer, model = build(vaco_llm)
+    model.load_state_dict(torch.load(folder / "vaco/model.pt", weights_only=True))
+    result = json.loads((folder / "vaco/result.json").read_text())
+    assert vaco_llm.evaluate(model, task, tokenizer, args)[0]["greedy_accuracy"] == result["greedy_accuracy"]
+
+
+@PAIR
+def test_evaluating_does_not_change_the_training(script, tmp_path, capsys):
+    states = []
+    for name, eval_problems in (("a", 16), ("b", 0)):
+        more = {"run_dir": tmp_path / name, "warm_start_dir": str(tmp_path / "warm"), "eval_problems": eval_problems}
+        result = script.train(script.Args(**TINY | more))
+        states.append(torch.load(tmp_path / name / "model.pt", weights_only=True))
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert result["eval_return"] is result["eval_std"] is result["greedy_accuracy"] is None
+    assert result["status"] == "finished"
+
+
+@PAIR
+def test_seeds_differ_and_share_the_warm_start(script, tmp_path, capsys):
+    rewards = []
+    for seed in (1, 2):
+        more = {"run_dir": tmp_path / str(seed), "warm_start_dir": str(tmp_path / "warm"), "seed": seed}
+        script.train(script.Args(**TINY | more))
+        rewards.append([row["charts/reward"] for row in table(tmp_path / str(seed) / "metrics.csv")])
+    assert rewards[0] != rewards[1]
+    assert len(list((tmp_path / "warm").iterdir())) == 1
+
+
+@PAIR
+def test_word_problems_run(script, tmp_path, capsys):
+    more = {"task": "word-problems", "warm_start_steps": 3, "num_updates": 2, "lag": 1, "run_dir": tmp_path / "run"}
+    result = script.train(script.Args(**TINY | more | {"warm_start_dir": str(tmp_path / "warm"), "kl_coef": 0.1}))
+    assert result["status"] == "finished"
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_run_that_diverges_fails(script, tmp_path):
+    flags = ["--run-dir", tmp_path / "run", "--warm-start-dir", tmp_path / "warm", "--learning-rate", "1e38"]
+    done = run(script, *TINY_FLAGS, *flags, "--num-updates", 20)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "not finite" in done.stderr
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["status"] == "failed"
+    assert "not finite" in result["error"]
+
+
+BAD = [
+    ("--num-generations 1", "num-generations must be 2 or more"),
+    ("--temperature 0", "temperature must be positive"),
+    ("--temperature -1", "temperature must be positive"),
+    ("--temperature nan", "temperature must be positive"),
+    ("--lag -1", "lag must be 0 or more"),
+    ("--max-new-tokens 5", "max-new-tokens must be 20 or more"),
+    ("--learning-rate nan", "learning-rate must be positive"),
+    ("--num-minibatches 5", "num-minibatches must cut the batch of 128"),
+    ("--ops +/", "ops must be some of"),
+    ("--ops ++", "ops must be some of"),
+    ("--num-terms 1", "num-terms must be 2 or more"),
+    ("--num-digits 0", "num-digits must lie in 1 .. 9"),
+    ("--n-embd 90", "n-embd must be a multiple"),
+    ("--kl-coef -1", "kl-coef must be 0 or more"),
+    ("--seed -1", "seed must lie in"),
+]
+BAD_OF = {
+    "grpo_llm": [
+        (f"--{name} {x}", f"{name} must lie between 0 and 1")
+        for name in ("clip-low", "clip-high")
+        for x in (0, 1, "nan")
+    ],
+    "vaco_llm": [
+        (f"--{name} {x}", f"{name} must be positive") for name in ("delta", "rho-bar") for x in (0, -1, "nan", "inf")
+    ],
+}
+
+
+@PAIR
+def test_bad_arguments(script):
+    for flags, message in BAD + BAD_OF[script.__name__]:
+        name, value = flags.removeprefix("--").replace("-", "_", flags.split()[0].count("-") - 2).split()
+        field = {x.name: x for x in dataclasses.fields(script.Args)}[name]
+        value = (
+            value
+            if field.type is str
+            else float(value)
+            if "." in value or not value.lstrip("-").isdigit()
+            else int(value)
+        )
+        with pytest.raises(ValueError, match=re.escape(message)):
+            script.Args(**{name: value})
+    for good in ({"delta": 0.2}, {"delta": 1e-9}, {"rho_bar": 1e9}) if script is vaco_llm else ({"clip_high": 0.99},):
+        script.Args(**good)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_bad_input_exits_with_2(script, tmp_path):
+    """Refused by the machine, by the warm start and, as processes, by the arguments and by the folder."""
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    (tmp_path / "warm").touch()
+    module = SCRIPTS[script]
+    for i, values in enumerate(({"device": "nonsense"}, {"warm_start_dir": str(tmp_path / "warm")})):
+        with pytest.raises(module.Refused, match="cannot be used"):
+            module.train(module.Args(run_dir=tmp_path / f"new{i}", **values))
+        assert not (tmp_path / f"new{i}").exists()
+    cases = [BAD_OF[script][0], (f"--run-dir {tmp_path / 'used'}", "is not empty")]
+    for flags, message in cases:
+        done = run(script, *flags.split())
+        assert done.returncode == 2, (flags, done.stdout, done.stderr)
+        assert message in " ".join(re.sub("[│╭╰─╮╯]", " ", done.stdout + done.stderr).split())
+        assert "Traceback" not in done.stderr
+
+
+@PAIR
+def test_broken_warm_start_is_refused(script, tmp_path, capsys):
+    args, task, tokenizer, _ = build(script, warm_start_dir=str(tmp_path))
+    script.warm_start(args, task, tokenizer, torch.device("cpu"))
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(script.Refused, match="delete it"):
+        script.warm_start(args, task, tokenizer, torch.device("cpu"))
