@@ -41,6 +41,12 @@ SLOW = CLEANRL | {"update-epochs": 20}
 
 # A GPT of 230,000 parameters on arithmetic: 100 updates of 16 prompts x 8 completions.
 LLM = {"num-updates": 100, "num-prompts": 16, "num-generations": 8, "num-evals": 5}
+LLM_RATES = {
+    "GRPO 1e-4": ("grpo_llm.py", {"learning-rate": 1e-4}),
+    "GRPO 3e-4": ("grpo_llm.py", {"learning-rate": 3e-4}),
+    "VACO 3e-4": ("vaco_llm.py", {"learning-rate": 3e-4}),
+    "VACO 1e-4": ("vaco_llm.py", {"learning-rate": 1e-4}),
+}
 LLM_NAMES = {"task_flag": "task", "step_name": "updates", "score_name": "greedy accuracy", "decimals": 3}
 
 SUITES = {
@@ -77,7 +83,7 @@ SUITES = {
         settings=CLEANRL | {"total-timesteps": 1_000_000, "num-evals": 10, "eval-episodes": 10},
     ),
     "lag-cost": Suite(
-        description="steps per second (the column sps of results.csv) at lag 63 and at lag 0; use --workers 1",
+        description="steps per second at lag 63 and at lag 0: the column sps of results.csv",
         algorithms={"PPO": PPO, "VACO": VACO},
         tasks=("HalfCheetah-v5",),
         lags=(0, 63),
@@ -93,22 +99,31 @@ SUITES = {
         settings=LLM | {"learning-rate": 3e-4},
         **LLM_NAMES,
     ),
-    "llm-3e-4": Suite(
-        description="the same with five seeds",
-        algorithms={"GRPO": GRPO_LLM, "VACO": VACO_LLM},
+    "llm": Suite(
+        description="the same with five seeds, each algorithm at two learning rates",
+        algorithms=LLM_RATES,
         tasks=("arithmetic",),
         lags=(0, 16),
         seeds=(1, 2, 3, 4, 5),
-        settings=LLM | {"learning-rate": 3e-4},
+        settings=LLM,
         **LLM_NAMES,
     ),
-    "llm-1e-4": Suite(
-        description="the same with a smaller learning rate",
-        algorithms={"GRPO": GRPO_LLM, "VACO": VACO_LLM},
+    "llm-long": Suite(
+        description="four times the updates, at twice the lag",
+        algorithms=LLM_RATES,
         tasks=("arithmetic",),
-        lags=(0, 16),
-        seeds=(1, 2, 3, 4, 5),
-        settings=LLM | {"learning-rate": 1e-4},
+        lags=(32,),
+        seeds=(1, 2, 3),
+        settings=LLM | {"num-updates": 400},
+        **LLM_NAMES,
+    ),
+    "llm-forward": Suite(
+        description="eight gradient steps per batch, under lag: forward and backward lag together",
+        algorithms=LLM_RATES,
+        tasks=("arithmetic",),
+        lags=(16,),
+        seeds=(1, 2, 3),
+        settings=LLM | {"num-minibatches": 4, "update-epochs": 2},
         **LLM_NAMES,
     ),
 }
