@@ -110,7 +110,7 @@ class Args:
     pass_k: int = 4
     """k, completions sampled per held-out problem, for the sampled accuracy and pass@k"""
     num_evals: int = 5
-    """evaluations, evenly spaced over the run, after one of the warm start"""
+    """evaluations, evenly spaced over the run, after one of the warm start; 0: none at all"""
     run_dir: Path | None = None
     """folder for the files of the run; None: runs/{task}__{exp_name}__{seed}__{time}"""
     exp_name: str = "vaco_llm"
@@ -245,7 +245,7 @@ def draw_problems(task, count: int, rng: np.random.Generator, held_out: bool) ->
     raise Refused("the task has too few problems to hold one in eight out; make it larger")
 
 
-NUMBER = r"(?<![\d.])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
+NUMBER = r"(?<![\d.])-?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 
 
 def answer_reward(completion: str, reference: str) -> float:
@@ -256,7 +256,7 @@ def answer_reward(completion: str, reference: str) -> float:
     """
 
     def answer(text: str) -> Decimal | None:
-        marked = re.search(rf"(?:####|\\boxed{{)[^\d\n]*?({NUMBER})", text)
+        marked = re.search(rf"(?:####|\\boxed{{)[^\d\n}}]{{0,40}}?({NUMBER})", text)
         numbers = [marked[1]] if marked else re.findall(NUMBER, text)
         return Decimal(numbers[-1].replace(",", "")) if numbers else None
 
@@ -356,18 +356,23 @@ def warm_start(args: Args, task, tokenizer: CharTokenizer, device: torch.device)
     model = GPT(len(tokenizer.alphabet), context_length, args.n_layer, args.n_head, args.n_embd).to(device)
     names = ("task", "num_terms", "num_digits", "ops", "n_layer", "n_head", "n_embd", "warm_start_steps")
     settings = [args.warm_start_learning_rate, *(getattr(args, name) for name in names)]
-    settings += [context_length, torch.__version__, device.type]
+    examples = draw_problems(task, 8, np.random.default_rng(1), held_out=False)  # an edited task has another warm start
+    settings += [context_length, torch.__version__, device.type, tokenizer.alphabet, examples]
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
     path = Path(args.warm_start_dir) / f"{args.task}-{key}.pt"
+    partial = path.with_suffix(f".{os.getpid()}.partial")  # whole or not at all, also where two runs make it at once
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
             return model
+        partial.touch()
     except Exception as error:
         raise Refused(f"--warm-start-dir: {path} cannot be used; delete it or name another folder") from error
     supervise(model, args, task, tokenizer)
-    partial = path.with_suffix(f".{os.getpid()}.partial")  # whole or not at all, also where two runs make it at once
+    if not all(x.isfinite().all() for x in model.parameters()):
+        partial.unlink()
+        raise Refused("--warm-start-learning-rate: the warm start diverged; make it smaller")
     torch.save(model.state_dict(), partial)
     os.replace(partial, path)
     return model
@@ -437,6 +442,7 @@ def group_advantages(rewards: torch.Tensor, normalize: bool = True) -> torch.Ten
     """
     if rewards.ndim != 2 or rewards.shape[1] < 2:
         raise ValueError(f"rewards must be (P, G) with G of 2 or more, not {tuple(rewards.shape)}")
+    rewards = rewards.to(torch.promote_types(rewards.dtype, torch.float32))  # they may be 0/1 or bool
     advantages = rewards - rewards.mean(1, keepdim=True)
     if normalize:
         advantages = advantages / (rewards.std(1, keepdim=True) + 1e-4)
@@ -492,6 +498,7 @@ def tv_filter(newlogprobs, learner_logprobs, behaviour_logprobs, advantages, mas
     A (log pi_theta - log mu) > 0 are dropped. Returns (keep, tv), bool (B, L), False on padding, and (B,).
     """
     assert newlogprobs.shape == learner_logprobs.shape == behaviour_logprobs.shape == mask.shape
+    assert advantages.shape == mask.shape[:1]
     # a choice the paper leaves open: the distance is from mu. From pi_T it is 0 at the first step of every update, so
     # with one step per batch nothing would ever be dropped, however far pi_T has gone from mu
     tv = total_variation(newlogprobs, behaviour_logprobs, mask)
@@ -564,9 +571,7 @@ def sample(model: GPT, prompts, padding, max_new_tokens: int, temperature: float
     for _ in range(max_new_tokens):
         logits = model(tokens[-1] if tokens else prompts, padding, 1, cache)  # (B, 1, V)
         noise = 0.0
-        if (
-            generator is not None
-        ):  # Gumbel noise: the largest sum is a draw from the softmax; NaN logits do not raise here
+        if generator is not None:  # Gumbel noise: the largest sum is a draw from the softmax
             noise = -torch.empty_like(logits).exponential_(generator=generator).log()
         tokens.append((logits / temperature + noise).argmax(-1))  # (B, 1)
         logprobs.append(token_logprobs(logits, tokens[-1], temperature))
@@ -587,6 +592,7 @@ def complete(model: GPT, task, tokenizer: CharTokenizer, problems: list[Problem]
     )
     settings = (args.completion_length, args.temperature, tokenizer.eos_id, generator)
     completions, logprobs = sample(model, prompts, padding, *settings)
+    require_finite("logprobs", logprobs)
     mask, truncated = completion_mask(completions, [tokenizer.eos_id])
     texts = tokenizer.decode(completions)
     # what has no end has no answer either, whatever its last number happens to be
@@ -594,7 +600,10 @@ def complete(model: GPT, task, tokenizer: CharTokenizer, problems: list[Problem]
         0.0 if cut else task.reward(text, p) for text, p, cut in zip(texts, problems, truncated.tolist(), strict=True)
     ]
     batch = {"tokens": torch.cat((prompts, completions), 1), "padding": padding, "mask": mask, "logprobs": logprobs}
-    return batch | {"truncated": truncated, "rewards": torch.tensor(rewards, device=mask.device)}, texts
+    return batch | {
+        "truncated": truncated,
+        "rewards": torch.tensor(rewards, dtype=torch.float32, device=mask.device),
+    }, texts
 
 
 def rollout(model: GPT, task, tokenizer: CharTokenizer, args: Args, rng: np.random.Generator, generator) -> dict:
@@ -611,9 +620,8 @@ def rollout(model: GPT, task, tokenizer: CharTokenizer, args: Args, rng: np.rand
 def score(model: GPT, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities (B, L) of a batch's completions, and the logits (B, L, V) that they come from."""
     length = batch["mask"].shape[1]
-    logits = model(batch["tokens"], batch["padding"], length + 1)[
-        :, :-1
-    ]  # the last token predicts nothing that is here
+    # the last token predicts nothing that is here
+    logits = model(batch["tokens"], batch["padding"], length + 1)[:, :-1]
     return token_logprobs(logits, batch["tokens"][:, -length:], temperature), logits
 
 
@@ -629,7 +637,7 @@ def gradient_step(model: GPT, optimizer: torch.optim.Optimizer, mb: dict[str, to
     newlogprobs, _ = score(model, mb, args.temperature)  # (M, L)
     pg_loss, metrics = policy_loss(newlogprobs, learner, behaviour, mb["advantages"], mask, args)
     kl = kl_penalty(newlogprobs, behaviour, mb["reference_logprobs"], mask)
-    skipped, grad_norm = not (mb["advantages"] != 0).any(), torch.zeros_like(pg_loss)
+    skipped, grad_norm = not ((mb["advantages"] != 0) & mask.any(1)).any(), torch.zeros_like(pg_loss)
     if not skipped:
         optimizer.zero_grad()
         (pg_loss + args.kl_coef * kl).backward()
@@ -714,6 +722,7 @@ def train(args: Args) -> dict:
     streams = np.random.SeedSequence(args.seed).spawn(TRAIN_STREAMS)  # one per purpose: no draw shifts another's
     problem_rng, generator = np.random.default_rng(streams[0]), token_generator(streams[1], device)
     minibatch_rng = np.random.default_rng(streams[2])
+    refuse_used(args.run_dir)  # now, and not after the warm start
     task = make_task(args)
     draw_problems(task, 1, np.random.default_rng(0), held_out=True)  # Refused now rather than at the first evaluation
     tokenizer = CharTokenizer(task.alphabet)
@@ -721,9 +730,9 @@ def train(args: Args) -> dict:
     reference = copy.deepcopy(model)  # what the KL is to
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     rollout_lag, sampled = RolloutLag(args.lag), 0
-    files = RunFiles(args)
-    files.evaluate(model, task, tokenizer, 0)
+    files, iteration = RunFiles(args), 0
     try:
+        files.evaluate(model, task, tokenizer, 0)
         for iteration in range(1, args.num_updates + 1):
             optimizer.param_groups[0]["lr"] = args.learning_rate * min(1, iteration / max(1, args.warmup_updates))
 
@@ -734,11 +743,11 @@ def train(args: Args) -> dict:
                 sampled += 1
             batch, age = rollout_lag.pop(version=iteration - 1)
             start, sampling_seconds = time.perf_counter(), batch.pop("seconds")
-            require_finite("logprobs", batch["logprobs"])
 
             # what the learner, pi_T, makes of the batch
             with torch.no_grad():
                 batch["learner_logprobs"], logits = score(model, batch, args.temperature)
+                require_finite("learner_logprobs", batch["learner_logprobs"])
                 batch["reference_logprobs"], _ = score(reference, batch, args.temperature)
                 probs = torch.distributions.Categorical(logits=logits / args.temperature)
                 entropy = masked_mean(probs.entropy(), batch["mask"])
@@ -753,9 +762,9 @@ def train(args: Args) -> dict:
         torch.save(model.state_dict(), files.dir / "model.pt")
         return files.close("finished", iteration)
     except FloatingPointError as error:
-        return files.close("failed", iteration, error=f"update {iteration}: {error}")
+        return files.close("failed", max(0, iteration - 1), error=f"update {iteration}: {error}")
     except Exception as error:  # of a task of your own, say: its author needs the traceback
-        files.close("failed", iteration, error=f"update {iteration}: {error!r}")
+        files.close("failed", max(0, iteration - 1), error=f"update {iteration}: {error!r}")
         raise
 
 
@@ -771,14 +780,16 @@ def check(args: Args) -> None:
     counts = "num_updates num_prompts num_minibatches update_epochs n_layer n_head n_embd pass_k"
     rules = [
         (counts, lambda x: x >= 1, "be 1 or more"),
-        ("num_terms num_generations", lambda x: x >= 2, "be 2 or more"),
+        ("num_terms", lambda x: 2 <= x <= 100, "lie in 2 .. 100"),
+        ("num_generations", lambda x: x >= 2, "be 2 or more"),
+        ("max_new_tokens", lambda x: x is None or 1 <= x <= 10**5, "lie in 1 .. 100000"),
         ("num_digits", lambda x: 1 <= x <= 9, "lie in 1 .. 9"),
         ("ops", lambda x: x and set(x) <= set("+-*") and len(set(x)) == len(x), "be some of + - *, each once"),
         ("lag warmup_updates warm_start_steps eval_problems num_evals", lambda x: x >= 0, "be 0 or more"),
         ("delta rho_bar", lambda x: 0 < x < 1e38, "be positive and finite in float32"),
-        ("temperature learning_rate warm_start_learning_rate", lambda x: 0 < x < math.inf, "be positive and finite"),
-        ("max_grad_norm", lambda x: 0 < x < math.inf, "be positive and finite"),
-        ("kl_coef", lambda x: 0 <= x < math.inf, "be 0 or more and finite"),
+        ("temperature", lambda x: 1e-30 <= x < 1e30, "lie in 1e-30 .. 1e30"),
+        ("learning_rate warm_start_learning_rate max_grad_norm", lambda x: 0 < x < math.inf, "be positive and finite"),
+        ("kl_coef", lambda x: 0 <= x < 1e30, "lie in 0 .. 1e30"),
         ("seed", lambda x: 0 <= x < 2**32, "lie in 0 .. 4294967295"),
     ]
     for names, allowed, must in rules:
@@ -791,10 +802,15 @@ def check(args: Args) -> None:
     if args.n_embd % args.n_head:
         raise ValueError(f"--n-embd must be a multiple of --n-head, {args.n_head}")
     if args.batch_size % args.num_minibatches:
-        divisors = ", ".join(str(n) for n in range(1, args.batch_size + 1) if args.batch_size % n == 0)
+        divisors = [str(n) for n in range(1, min(args.batch_size, 4096) + 1) if args.batch_size % n == 0]
         raise ValueError(
-            f"--num-minibatches must cut the batch of {args.batch_size} into equal minibatches: {divisors}"
+            f"--num-minibatches must cut the batch of {args.batch_size} in equal parts: {', '.join(divisors)}"
         )
+
+
+def refuse_used(folder: Path | None) -> None:
+    if folder and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise Refused(f"--run-dir {folder} is not empty; name a new folder")
 
 
 class RunFiles:
@@ -806,8 +822,7 @@ class RunFiles:
         name = re.sub(r"[^\w.-]", "-", f"{args.task}__{args.exp_name}__{args.seed}__{int(time.time())}")
         self.dir = args.run_dir or Path("runs") / name
         try:
-            if self.dir.exists() and any(self.dir.iterdir()):
-                raise Refused(f"--run-dir {self.dir} is not empty; name a new folder")
+            refuse_used(self.dir)
             self.wandb = open_wandb(name, args) if args.track else None
             self.dir.mkdir(parents=True, exist_ok=True)
             write_json(self.dir / "config.json", run_config(args))
@@ -887,10 +902,12 @@ class RunFiles:
             print(line, flush=True)
 
     def evaluate(self, model: GPT, task, tokenizer: CharTokenizer, global_step: int) -> None:
-        if self.args.eval_problems == 0:
+        if 0 in (self.args.eval_problems, self.args.num_evals):
             return
         start = time.perf_counter()
-        self.last_eval, examples = evaluate(model, task, tokenizer, self.args)
+        scores, examples = evaluate(model, task, tokenizer, self.args)
+        require_finite("evaluation scores", torch.tensor([*scores.values()]))
+        self.last_eval = scores
         row = {name: x for name, x in self.last_eval.items() if name != "greedy_std"}
         self.evals.writerow([global_step, *row.values()])
         self.send({f"eval/{name}": x for name, x in row.items()}, global_step)

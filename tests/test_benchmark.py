@@ -532,3 +532,26 @@ def test_the_scripts_themselves(bench, tmp_path):
     assert len(rows) == 4
     assert all(float(row["eval_return"]) > 0 and row["area_under_curve"] and row["torch"] for row in rows)
     assert "Mixed" not in done.stdout
+
+
+def test_scripts_that_count_updates(tmp_path):
+    """Their own flag for the task, their own last step, accuracies in three decimals."""
+    assert runs.final_step({"num_updates": 7}) == 7
+    assert runs.final_step({"num_envs": 2, "num_steps": 8, "total_timesteps": 100}) == 96
+    suite = SUITES["llm-quick"]
+    (first, *_), evals = runs.expand(suite, tmp_path), "update,greedy_accuracy,other\n0,0.25,1\n50,0.5,1\n"
+    assert first.command[2:4] == ["--task", "arithmetic"]
+    first.folder.mkdir(parents=True)
+    (first.folder / "metrics.csv").write_text("global_step,x\n50,1\n")
+    (first.folder / "evals.csv").write_text(evals)
+    assert runner.fraction(first) == 0.5
+    assert report.read_evals(first.folder / "evals.csv") == [(0, 0.25), (50, 0.5)]
+    row = {"task": "arithmetic", "lag": 0, "status": "finished"}
+    rows = [
+        row | {"algorithm": a, "seed": s, "eval_return": x}
+        for s in (1, 2, 3)
+        for a, x in (("GRPO", 0.25), ("VACO", 0.5))
+    ]
+    text = report.table(suite, rows, "arithmetic", 0)
+    assert "greedy accuracy at the end" in text
+    assert "+0.250" in text

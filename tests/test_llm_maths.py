@@ -431,3 +431,18 @@ def test_masked_mean_and_total_variation(script):
     assert script.total_variation(x, torch.zeros(2, 3), mask).tolist() == pytest.approx(
         [(math.exp(1) - 1 + math.exp(3) - 1) / 4, 0.0]
     )
+
+
+def test_filter_refuses_advantages_per_token():
+    logprobs, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    for shape in ((2, 3), (2, 1), (1,), (3,)):
+        with pytest.raises(AssertionError):
+            vaco_llm.tv_filter(logprobs, logprobs, logprobs, torch.ones(shape), mask, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("completion", "reference", "reward"),
+    [("0.5", ".5", 1), ("#### .5", "0.5", 1), ("\\boxed{} 7, so 8", "8", 1), ("####" * 5000, "1", 0)],
+)
+def test_numbers_at_the_edge(completion, reference, reward):
+    assert vaco_llm.answer_reward(completion, reference) == reward

@@ -355,9 +355,12 @@ def test_empty_masks_do_no_harm(script):
     args, task, tokenizer, model = build(script)
     batch = learnable(make_batch(script, args, task, tokenizer, model))
     batch["mask"] = torch.zeros_like(batch["mask"])
+    before = [x.clone() for x in model.parameters()]
     metrics = script.gradient_step(model, adamw(model), batch, args)
     assert all(x.isfinite() for x in metrics.values())
     assert metrics["policy_loss"] == 0
+    assert metrics["skipped"] == 1
+    assert all(torch.equal(x, y) for x, y in zip(before, model.parameters(), strict=True))
 
 
 @PAIR
@@ -578,9 +581,19 @@ def test_word_problems_run(script, tmp_path, capsys):
     assert result["status"] == "finished"
 
 
+@pytest.mark.parametrize("lag", [0, 3])
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_run_that_diverges_fails(script, tmp_path):
-    flags = ["--run-dir", tmp_path / "run", "--warm-start-dir", tmp_path / "warm", "--learning-rate", "1e38"]
+def test_a_run_that_diverges_fails(script, lag, tmp_path):
+    flags = [
+        "--run-dir",
+        tmp_path / "run",
+        "--warm-start-dir",
+        tmp_path / "warm",
+        "--learning-rate",
+        "1e38",
+        "--lag",
+        lag,
+    ]
     done = run(script, *TINY_FLAGS, *flags, "--num-updates", 20)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "not finite" in done.stderr
@@ -591,19 +604,19 @@ def test_a_run_that_diverges_fails(script, tmp_path):
 
 BAD = [
     ("--num-generations 1", "num-generations must be 2 or more"),
-    ("--temperature 0", "temperature must be positive"),
-    ("--temperature -1", "temperature must be positive"),
-    ("--temperature nan", "temperature must be positive"),
+    ("--temperature 0", "temperature must lie in"),
+    ("--temperature -1", "temperature must lie in"),
+    ("--temperature nan", "temperature must lie in"),
     ("--lag -1", "lag must be 0 or more"),
     ("--max-new-tokens 5", "max-new-tokens must be 20 or more"),
     ("--learning-rate nan", "learning-rate must be positive"),
     ("--num-minibatches 5", "num-minibatches must cut the batch of 128"),
     ("--ops +/", "ops must be some of"),
     ("--ops ++", "ops must be some of"),
-    ("--num-terms 1", "num-terms must be 2 or more"),
+    ("--num-terms 1", "num-terms must lie in 2 .. 100"),
     ("--num-digits 0", "num-digits must lie in 1 .. 9"),
     ("--n-embd 90", "n-embd must be a multiple"),
-    ("--kl-coef -1", "kl-coef must be 0 or more"),
+    ("--kl-coef -1", "kl-coef must lie in 0 .. 1e30"),
     ("--seed -1", "seed must lie in"),
 ]
 BAD_OF = {
@@ -647,12 +660,14 @@ def test_bad_input_exits_with_2(script, tmp_path):
         with pytest.raises(module.Refused, match="cannot be used"):
             module.train(module.Args(run_dir=tmp_path / f"new{i}", **values))
         assert not (tmp_path / f"new{i}").exists()
-    cases = [BAD_OF[script][0], (f"--run-dir {tmp_path / 'used'}", "is not empty")]
+    small = " ".join(map(str, (*TINY_FLAGS, "--warm-start-dir", tmp_path / "starts")))
+    cases = [BAD_OF[script][0], (f"{small} --run-dir {tmp_path / 'used'}", "is not empty")]
     for flags, message in cases:
         done = run(script, *flags.split())
         assert done.returncode == 2, (flags, done.stdout, done.stderr)
         assert message in " ".join(re.sub("[│╭╰─╮╯]", " ", done.stdout + done.stderr).split())
         assert "Traceback" not in done.stderr
+        assert "warm start" not in done.stdout
 
 
 @PAIR
@@ -663,3 +678,50 @@ def test_broken_warm_start_is_refused(script, tmp_path, capsys):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(script.Refused, match="delete it"):
         script.warm_start(args, task, tokenizer, torch.device("cpu"))
+
+
+@PAIR
+def test_no_evaluations_report_no_score(script, tmp_path, capsys):
+    args = script.Args(**TINY | {"num_evals": 0}, run_dir=tmp_path / "run", warm_start_dir=str(tmp_path / "warm"))
+    result = script.train(args)
+    assert (result["status"], result["eval_return"]) == ("finished", None)
+    assert table(tmp_path / "run" / "evals.csv") == []
+
+
+@PAIR
+@pytest.mark.parametrize(("reward", "status"), [(True, "finished"), (1, "finished"), (math.nan, "failed")])
+def test_a_reward_of_your_own_may_be_any_finite_number(script, reward, status, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(script.Arithmetic, "reward", lambda self, completion, problem: reward)
+    args = script.Args(**TINY, run_dir=tmp_path / "run", warm_start_dir=str(tmp_path / "warm"))
+    assert script.train(args)["status"] == status
+    assert "NaN" not in (tmp_path / "run" / "result.json").read_text()
+
+
+@PAIR
+def test_a_reward_that_raises_is_shown_whole_and_recorded(script, tmp_path, monkeypatch, capsys):
+    def reward(self, completion, problem):
+        raise KeyError("no such problem")
+
+    monkeypatch.setattr(script.Arithmetic, "reward", reward)
+    args = script.Args(**TINY, run_dir=tmp_path / "run", warm_start_dir=str(tmp_path / "warm"))
+    with pytest.raises(KeyError, match="no such problem"):
+        script.train(args)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
+
+
+@PAIR
+def test_an_edited_task_gets_a_warm_start_of_its_own(script, tmp_path, monkeypatch, capsys):
+    args, task, tokenizer, _ = build(script, warm_start_dir=str(tmp_path))
+    script.warm_start(args, task, tokenizer, torch.device("cpu"))
+    real = script.Arithmetic.sample
+    monkeypatch.setattr(script.Arithmetic, "sample", lambda self, rng: real(self, rng)._replace(solution="1"))
+    script.warm_start(args, task, tokenizer, torch.device("cpu"))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@PAIR
+def test_a_warm_start_that_diverges_is_refused_and_not_kept(script, tmp_path, capsys):
+    args, task, tokenizer, _ = build(script, warm_start_dir=str(tmp_path), warm_start_learning_rate=1e300)
+    with pytest.raises(script.Refused, match="--warm-start-learning-rate"):
+        script.warm_start(args, task, tokenizer, torch.device("cpu"))
+    assert list(tmp_path.iterdir()) == []
