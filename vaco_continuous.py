@@ -28,6 +28,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
@@ -101,6 +102,8 @@ class Args:
     """name of the experiment, part of the default folder"""
     device: str = "cpu"
     """torch device of the networks: cpu, cuda or cuda:1"""
+    compile: bool = False
+    """compile the gradient step into one graph: several times faster after half a minute; needs a C++ compiler"""
     track: bool = False
     """log to Weights & Biases as well (pip install wandb)"""
 
@@ -216,6 +219,10 @@ class Agent(nn.Module):
         self.register_buffer("obs_mean", torch.zeros(obs_dim))
         self.register_buffer("obs_var", torch.ones(obs_dim))
         self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, obs_dim) -> (B, A), (B,)"""
+        return self.action_mean(obs), self.value(obs)
 
     def action_mean(self, obs: torch.Tensor) -> torch.Tensor:
         """(B, obs_dim) -> (B, A)"""
@@ -372,14 +379,12 @@ def rollout(envs, state: dict, policies: dict[str, torch.Tensor], noise: torch.T
     unclipped actions, behaviour logprobs, raw rewards; and bool terminated and done. episodes lists the
     (global_step, return, length) of those that ended.
     """
-    steps, episodes = [], []
-    for step_noise in noise:
+    columns = {name: [] for name in ("obs", "mean", "next_obs", "rewards", "terminated", "done")}  # of T entries
+    offsets, episodes = policies["log_std"].exp() * noise, []
+    for offset in offsets:
         obs = torch.as_tensor(state["obs"], dtype=torch.float32, device=noise.device)  # (N, obs_dim)
         mean = stacked_action_mean(policies, obs)  # (N, A)
-        actions = mean + policies["log_std"].exp() * step_noise
-        logprobs = gaussian_logprob(actions, mean, policies["log_std"])  # (N,)
-
-        state["obs"], rewards, terminated, truncated, infos = envs.step(env_action(envs, actions))
+        state["obs"], rewards, terminated, truncated, infos = envs.step(env_action(envs, mean + offset))
         done = terminated | truncated
         next_obs = state["obs"].copy()
         state["global_step"] += len(done)
@@ -389,51 +394,86 @@ def rollout(envs, state: dict, policies: dict[str, torch.Tensor], noise: torch.T
             next_obs[i] = infos["final_obs"][i]  # state["obs"][i] is already the next episode's first
             episodes.append((state["global_step"], float(state["episode_return"][i]), int(state["episode_length"][i])))
             state["episode_return"][i] = state["episode_length"][i] = 0
-        step = {"obs": obs, "actions": actions, "logprobs": logprobs}
-        step |= {"next_obs": torch.as_tensor(next_obs, dtype=torch.float32), "terminated": torch.as_tensor(terminated)}
-        step |= {"rewards": torch.as_tensor(rewards, dtype=torch.float32), "done": torch.as_tensor(done)}
-        steps.append(step)
-    return {name: torch.stack([step[name] for step in steps]).to(noise.device) for name in steps[0]}, episodes
+        for column, x in zip(columns.values(), (obs, mean, next_obs, rewards, terminated, done), strict=True):
+            column.append(x)
+    batch = {name: torch.stack(columns.pop(name)) for name in ("obs", "mean")}  # (T, N, ...)
+    batch |= {name: torch.as_tensor(np.stack(column), device=noise.device) for name, column in columns.items()}
+    batch |= {name: batch[name].float() for name in ("next_obs", "rewards")}
+    batch["actions"] = batch["mean"] + offsets
+    batch["logprobs"] = gaussian_logprob(batch["actions"], batch.pop("mean"), policies["log_std"])
+    return batch, episodes
 
 
 # ---------------------------------------------------------------------------------------------------------- update
 
 
-def gradient_step(agent: Agent, optimizer: torch.optim.Optimizer, mb: dict[str, torch.Tensor], args: Args) -> dict:
-    """One step on a minibatch of M points. Returns scalar tensors, so that nothing waits for the device."""
-    newlogprobs = gaussian_logprob(mb["actions"], agent.action_mean(mb["obs"]), agent.log_std)  # (M,)
+def adam_state(agent: Agent) -> dict[str, torch.Tensor]:
+    """All parameters as one vector (P,), in the agent's order, with the two moments of their gradient (P,)."""
+    params = nn.utils.parameters_to_vector(agent.parameters()).detach()
+    moments = {name: torch.zeros_like(params) for name in ("exp_avg", "exp_avg_sq")}
+    return {"params": params} | moments | {name: torch.zeros((), device=params.device) for name in ("step", "lr")}
+
+
+def gradient_step(agent: Agent, adam: dict, mb: dict[str, torch.Tensor], args: Args) -> tuple[dict, dict]:
+    """One step of Adam (arXiv 1412.6980, algorithm 1) on a minibatch of M points, as a pure function.
+
+    Returns (adam, metrics), metrics of scalar tensors, so that nothing waits for the device. `agent` gives the
+    structure and the observation statistics; its parameters are those of `adam`.
+    """
+    theta = adam["params"].detach().requires_grad_()
+    pieces = theta.split([p.numel() for p in agent.parameters()])
+    params = {name: x.view_as(p) for (name, p), x in zip(agent.named_parameters(), pieces, strict=True)}
+    mean, values = torch.func.functional_call(agent, params, mb["obs"])  # (M, A), (M,)
+    newlogprobs = gaussian_logprob(mb["actions"], mean, params["log_std"])  # (M,)
     advantages = mb["advantages"]
     if args.norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     pg_loss, metrics = policy_loss(newlogprobs, mb["learner_logprobs"], mb["logprobs"], advantages, args)
-    value_loss = 0.5 * ((agent.value(mb["obs"]) - mb["returns"]) ** 2).mean()
-    entropy = (agent.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+    value_loss = 0.5 * ((values - mb["returns"]) ** 2).mean()
+    entropy = (params["log_std"] + 0.5 * math.log(2 * math.pi * math.e)).sum()
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * value_loss
 
-    optimizer.zero_grad()
-    (pg_loss - args.ent_coef * entropy + args.vf_coef * value_loss).backward()
-    grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-    optimizer.step()
+    (grad,) = torch.autograd.grad(loss, theta)
+    grad_norm = grad.norm()
+    grad = grad * (args.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1)
+    step, beta1, beta2 = adam["step"] + 1, 0.9, 0.999
+    exp_avg = beta1 * adam["exp_avg"] + (1 - beta1) * grad
+    exp_avg_sq = beta2 * adam["exp_avg_sq"] + (1 - beta2) * grad**2
+    denominator = (exp_avg_sq / (1 - beta2**step)).sqrt() + 1e-5
+    new_params = adam["params"] - adam["lr"] * (exp_avg / (1 - beta1**step)) / denominator
+    adam = {"params": new_params, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "step": step, "lr": adam["lr"]}
 
     log_ratio = newlogprobs - mb["learner_logprobs"]
     metrics |= {"approx_kl": (log_ratio.exp() - 1 - log_ratio).mean(), "grad_norm": grad_norm}
     metrics |= {"policy_loss": pg_loss, "value_loss": value_loss, "entropy": entropy}
-    return {name: x.detach() for name, x in metrics.items()}
+    return adam, {name: x.detach() for name, x in metrics.items()}
 
 
-def update(agent: Agent, optimizer: torch.optim.Optimizer, batch: dict, args: Args, rng: np.random.Generator) -> dict:
-    """Epochs x minibatches of gradient steps on a flat batch (B, ...). Returns {name: (gradient steps,)}.
+def compile_step():
+    """`gradient_step` as one graph of fused kernels. Raises Refused without what compiling needs."""
+    compiler = os.environ.get("CXX", "g++")
+    if not (shutil.which(compiler) and Path(sysconfig.get_path("include"), "Python.h").exists()):
+        raise Refused(f"--compile needs a C++ compiler ({compiler}) and Python's headers; install them or leave it out")
+    torch.compiler.reset()  # graphs of earlier trainings in this process count towards a limit
+    torch._dynamo.config.trace_autograd_ops = True  # take autograd.grad into the graph
+    return torch.compile(gradient_step, fullgraph=True, dynamic=False, options={"cpp_wrapper": True})
 
-    Raises FloatingPointError where a loss or gradient is not finite (looked at once per update).
+
+def update(agent: Agent, adam: dict, batch: dict, args: Args, rng: np.random.Generator, step=None) -> tuple[dict, dict]:
+    """Epochs x minibatches of gradient steps on a flat batch (B, ...), with `gradient_step` or its compiled form.
+
+    Gives the agent its new parameters. Returns (adam, metrics), metrics {name: (gradient steps,)}. Raises
+    FloatingPointError where a loss or gradient is not finite (looked at once per update).
     """
-    steps = []
-    orders = [
-        rng.permutation(args.batch_size) for _ in range(args.update_epochs)
-    ]  # all, also if --target-kl ends early
+    step = step or gradient_step
+    names, steps = ("obs", "actions", "logprobs", "learner_logprobs", "advantages", "returns"), []
+    orders = [rng.permutation(args.batch_size) for _ in range(args.update_epochs)]  # all, also if target_kl ends early
     for order in orders:
         b_inds = torch.as_tensor(order, device=batch["obs"].device)
-        shuffled = {name: x[b_inds].split(args.minibatch_size) for name, x in batch.items()}
-        for i in range(args.num_minibatches):
-            steps.append(gradient_step(agent, optimizer, {name: x[i] for name, x in shuffled.items()}, args))
+        minibatches = zip(*(batch[name][b_inds].split(args.minibatch_size) for name in names), strict=True)
+        for minibatch in minibatches:
+            adam, metrics = step(agent, adam, dict(zip(names, minibatch, strict=True)), args)
+            steps.append(metrics)
         if args.target_kl is not None:
             epoch_kl = torch.stack([step["approx_kl"] for step in steps[-args.num_minibatches :]]).mean()
             if epoch_kl > args.target_kl:
@@ -441,7 +481,8 @@ def update(agent: Agent, optimizer: torch.optim.Optimizer, batch: dict, args: Ar
     metrics = {name: torch.stack([step[name] for step in steps]).cpu() for name in steps[0]}
     for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
         require_finite(name, metrics[name])
-    return metrics
+    nn.utils.vector_to_parameters(adam["params"], agent.parameters())
+    return adam, metrics
 
 
 def require_finite(name: str, x: torch.Tensor) -> None:
@@ -487,6 +528,7 @@ def train(args: Args) -> dict:
     """Runs a training and returns what `result.json` holds. Raises Refused where it cannot start as asked."""
     torch.set_num_threads(1)  # the networks are too small to gain from more, and one is reproducible
     device = open_device(args.device)
+    step = compile_step() if args.compile else gradient_step
     streams = np.random.SeedSequence(args.seed).spawn(TRAIN_STREAMS)  # one per purpose: no draw shifts another's
     env_stream, (action_rng, lag_rng, minibatch_rng) = streams[0], map(np.random.default_rng, streams[1:])
     envs = make_envs(args.env_id, args.num_envs)
@@ -494,7 +536,7 @@ def train(args: Args) -> dict:
 
     torch.manual_seed(args.seed)
     agent = Agent(obs_dim, act_dim).to(device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    adam = adam_state(agent)
     policy_lag = PolicyLag(args.lag, lag_rng, args.lag_mode)
     policy_lag.push(agent)
     reward_scaler = RewardScaler(args.num_envs, args.gamma)
@@ -505,7 +547,8 @@ def train(args: Args) -> dict:
     try:
         for iteration in range(1, args.num_iterations + 1):
             remaining = 1 - (iteration - 1) / args.num_iterations
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (remaining if args.anneal_lr else 1)
+            lr = args.learning_rate * (remaining if args.anneal_lr else 1)
+            adam["lr"] = torch.tensor(lr, device=device)  # a tensor: a new number would be a new graph
 
             # act, with lagged snapshots
             policies, ages = policy_lag.draw(args.num_envs)
@@ -529,7 +572,7 @@ def train(args: Args) -> dict:
             else:
                 batch["advantages"], batch["returns"] = gae(*trace, args.gamma, args.gae_lambda)
             flat = {name: x.flatten(0, 1) for name, x in batch.items()}  # (B, ...)
-            steps = update(agent, optimizer, flat, args, minibatch_rng)
+            adam, steps = update(agent, adam, flat, args, minibatch_rng, step)
 
             # statistics change only now, so that pi_T is one policy from the rollout to the end of its update
             agent.update_obs_stats(flat["obs"])
@@ -539,7 +582,7 @@ def train(args: Args) -> dict:
                 reward_scaler.update(batch["rewards"], batch["done"])
             policy_lag.push(agent)
 
-            files.log(state["global_step"], optimizer.param_groups[0]["lr"], flat, values, ages, steps, episodes)
+            files.log(state["global_step"], lr, flat, values, ages, steps, episodes)
             if iteration * args.num_evals % args.num_iterations < args.num_evals:  # evenly spaced, the last at the end
                 files.evaluate(agent, state["global_step"])
         torch.save(agent.state_dict(), files.dir / "model.pt")
@@ -689,7 +732,8 @@ class RunFiles:
         eval_return, eval_std = self.last_eval or (None, None)
         result = {"status": status, "seed": self.args.seed, "global_step": global_step}
         result |= {"train_return": float(np.mean(late)) if late else None, "eval_return": eval_return}
-        result |= {"eval_std": eval_std, "sps": global_step / self.seconds()} | more
+        result |= {"eval_std": eval_std, "sps": global_step / self.seconds()}
+        result |= {"peak_rss_mb": peak_rss_mb()} | more
         write_json(self.dir / "result.json", result)
         end = "\n" if sys.stdout.isatty() else ""
         print(f"{end}{status}: {more.get('error', self.dir)}", file=sys.stderr if more else sys.stdout)
@@ -701,6 +745,15 @@ def write_json(path: Path, data: dict) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(data, indent=2, default=str) + "\n")
     os.replace(partial, path)
+
+
+def peak_rss_mb() -> float | None:
+    """Largest resident size of this process so far, in MiB; None on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def run_config(args: Args) -> dict:

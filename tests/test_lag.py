@@ -275,7 +275,7 @@ def test_target_kl_leaves_later_minibatches_as_they_are(script, monkeypatch, tmp
         train(script, tmp_path / str(target_kl), updates=2, **args)
         monkeypatch.undo()
         first_of_second_update = 4 if target_kl is None else 2
-        orders.append(calls[first_of_second_update][0][2]["rewards"])
+        orders.append(calls[first_of_second_update][0][2]["obs"])
     assert torch.equal(*orders)
 
 

@@ -44,12 +44,14 @@ def test_vaco_bears_a_lag_at_which_ppo_stalls(ppo, vaco, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", CONTROL)
-def test_two_updates_on_a_gpu(name, tmp_path):
+def test_two_updates_on_a_gpu(name, compiled, tmp_path):
     script = load(name)
     args = script.Args(
         env_id="Hopper-v5",
         device="cuda",
+        compile=compiled,
         lag=1,
         num_envs=4,
         num_steps=64,

@@ -1,5 +1,6 @@
 """Log-probabilities, both policy losses, the filter, and a gradient step, against numbers worked by hand."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -204,9 +205,16 @@ def minibatch(script, agent, size=64):
 
 
 def step(script, agent, mb, **args):
-    """One step of plain gradient descent at rate 1, so that the change of the parameters is the gradient."""
-    optimizer = torch.optim.SGD(agent.parameters(), lr=1.0)
-    return script.gradient_step(agent, optimizer, mb, script.Args(**{"max_grad_norm": 1e9} | args))
+    """One step of plain gradient descent at rate 1, so that the change of the parameters is the gradient: a tenth of it
+    is the first moment after one step."""
+    args = script.Args(**{"max_grad_norm": 1e9} | args)
+    adam, metrics = script.gradient_step(agent, script.adam_state(agent), mb, args)
+    torch.nn.utils.vector_to_parameters(adam["params"] - adam["exp_avg"] / 0.1, agent.parameters())
+    return metrics
+
+
+def adam_at(script, agent, lr):
+    return script.adam_state(agent) | {"lr": torch.tensor(lr)}
 
 
 def test_advantages_are_normalised_over_the_whole_minibatch(script, monkeypatch):
@@ -269,6 +277,35 @@ def test_gradient_is_clipped_by_its_norm_and_logged_before(script):
     assert change.norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
+@pytest.mark.parametrize("max_grad_norm", [0.05, 1e9])
+def test_steps_are_those_of_torch(script, max_grad_norm):
+    """Gradient by autograd on the agent itself, clip_grad_norm_ and torch.optim.Adam, on three minibatches."""
+    agent, args = script.Agent(3, 2), script.Args(ent_coef=0.1, max_grad_norm=max_grad_norm)
+    agent.obs_mean += 0.3
+    adam, reference = adam_at(script, agent, 0.01), copy.deepcopy(agent)
+    optimizer = torch.optim.Adam(reference.parameters(), lr=0.01, eps=1e-5)
+    before = torch.nn.utils.parameters_to_vector(agent.parameters()).detach().clone()
+    for _ in range(3):
+        mb = minibatch(script, agent)
+        adam, metrics = script.gradient_step(agent, adam, mb, args)
+
+        normal = torch.distributions.Normal(reference.action_mean(mb["obs"]), reference.log_std.exp())
+        advantages = (mb["advantages"] - mb["advantages"].mean()) / (mb["advantages"].std() + 1e-8)
+        new = normal.log_prob(mb["actions"]).sum(-1)
+        loss, _ = script.policy_loss(new, mb["learner_logprobs"], mb["logprobs"], advantages, args)
+        loss = loss - 0.1 * normal.entropy().sum(-1).mean()
+        loss = loss + 0.5 * 0.5 * ((reference.value(mb["obs"]) - mb["returns"]) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), max_grad_norm)
+        optimizer.step()
+        torch.testing.assert_close(metrics["grad_norm"], norm)
+        expected = torch.nn.utils.parameters_to_vector(reference.parameters())
+        torch.testing.assert_close(adam["params"], expected, rtol=1e-5, atol=1e-5)  # of steps of 0.01
+    # pure: the agent is as it was, until `update` gives it the new parameters
+    assert torch.equal(torch.nn.utils.parameters_to_vector(agent.parameters()), before)
+
+
 # ------------------------------------------------------------------------------------------------------ an update
 
 
@@ -282,7 +319,7 @@ def test_every_epoch_visits_every_point_once_in_a_new_order(script, monkeypatch)
     batch, args = batch_and_args(script, agent)
     copies = {name: x.clone() for name, x in batch.items()}
     calls = spy(monkeypatch, script, "gradient_step")
-    metrics = script.update(agent, torch.optim.Adam(agent.parameters()), batch, args, np.random.default_rng(0))
+    _, metrics = script.update(agent, adam_at(script, agent, 1e-3), batch, args, np.random.default_rng(0))
     assert {len(x) for x in metrics.values()} == {5 * 4}
     epochs = [torch.cat([arguments[2]["returns"] for arguments, _ in calls[i : i + 4]]) for i in range(0, 20, 4)]
     for order in epochs:
@@ -292,6 +329,7 @@ def test_every_epoch_visits_every_point_once_in_a_new_order(script, monkeypatch)
         mb = arguments[2]
         where = [(batch["returns"] == x).nonzero().item() for x in mb["returns"]]
         assert all(torch.equal(x, batch[name][where]) for name, x in mb.items())
+        assert mb.keys() == batch.keys()
     assert same_tensors(copies, batch)  # weights and advantages are the same in every epoch
 
 
@@ -299,8 +337,7 @@ def test_filter_looks_at_the_current_policy_in_every_minibatch(vaco):
     """At first pi_theta = pi_T, so nothing is dropped; the distance then grows, until the filter acts."""
     agent = vaco.Agent(3, 2)
     batch, args = batch_and_args(vaco, agent)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=0.01)
-    metrics = vaco.update(agent, optimizer, batch, args, np.random.default_rng(0))
+    _, metrics = vaco.update(agent, adam_at(vaco, agent, 0.01), batch, args, np.random.default_rng(0))
     tv, triggered, filtered = (metrics[name] for name in ("tv", "filter_triggered", "filtered_fraction"))
     assert tv[0] < 1e-6
     assert len(set(tv.tolist())) == len(tv)
@@ -317,8 +354,7 @@ def test_target_kl_ends_the_update_after_the_epoch_that_exceeds_it(script):
         torch.manual_seed(1)
         agent = script.Agent(3, 2)
         batch, args = batch_and_args(script, agent, target_kl=target_kl)
-        optimizer = torch.optim.Adam(agent.parameters(), lr=0.01)
-        metrics = script.update(agent, optimizer, batch, args, np.random.default_rng(0))
+        _, metrics = script.update(agent, adam_at(script, agent, 0.01), batch, args, np.random.default_rng(0))
         steps[target_kl] = len(metrics["approx_kl"])
         assert metrics["approx_kl"][0].abs() < 1e-6
         assert metrics["approx_kl"].max() > 1e-4
@@ -332,8 +368,7 @@ def test_target_kl_compares_the_mean_of_the_epoch(script):
         torch.manual_seed(1)
         agent = script.Agent(3, 2)
         batch, args = batch_and_args(script, agent, target_kl=target_kl)
-        optimizer = torch.optim.Adam(agent.parameters(), lr=0.01)
-        return script.update(agent, optimizer, batch, args, np.random.default_rng(0))["approx_kl"]
+        return script.update(agent, adam_at(script, agent, 0.01), batch, args, np.random.default_rng(0))[1]["approx_kl"]
 
     kl = run(None).view(5, 4)
     assert kl[0, -1] > 1.2 * kl[0].mean()
@@ -344,7 +379,7 @@ def test_target_kl_compares_the_mean_of_the_epoch(script):
 def test_mean_and_maximum_are_logged_over_the_whole_update(script, monkeypatch, tmp_path):
     calls = spy(monkeypatch, script, "update")
     train(script, tmp_path / "run", updates=3, env_id="toy_envs:Noise-v0", learning_rate=0.01)
-    for (_, metrics), row in zip(calls, read_csv(tmp_path / "run" / "metrics.csv"), strict=True):
+    for (_, (_, metrics)), row in zip(calls, read_csv(tmp_path / "run" / "metrics.csv"), strict=True):
         assert row["losses/approx_kl_mean"] == pytest.approx(metrics["approx_kl"].mean().item())
         assert row["losses/approx_kl_max"] == pytest.approx(metrics["approx_kl"].max().item())
         assert row["lag/tv_forward_mean"] == pytest.approx(metrics["tv"].mean().item())

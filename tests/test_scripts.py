@@ -171,7 +171,7 @@ def test_metrics_have_a_row_per_update(run):
 def test_result(run):
     result = read_json(run.dir / "result.json")
     keys = ["status", "seed", "global_step", "train_return", "eval_return", "eval_std", "sps"]
-    assert list(result) == keys
+    assert list(result) == [*keys, "peak_rss_mb"]
     assert (result["status"], result["seed"], result["global_step"]) == ("finished", 5, 384)
     late = [row["episodic_return"] for row in read_csv(run.dir / "episodes.csv") if row["global_step"] > 0.9 * 384]
     assert result["train_return"] == pytest.approx(sum(late) / len(late))
