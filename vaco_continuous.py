@@ -20,18 +20,22 @@ Three policies: mu acts (an old snapshot), pi_T is the learner when an update st
 """
 
 import csv
+import errno
+import io
 import json
 import math
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from importlib.metadata import distributions
 from pathlib import Path
@@ -98,6 +102,10 @@ class Args:
     """evaluations, evenly spaced over the run"""
     run_dir: Path | None = None
     """folder for the files of the run; None: runs/{env_id}__{exp_name}__{seed}__{time}"""
+    checkpoint_every: int = 50
+    """updates from one checkpoint to the next; 0: only when a signal stops the run"""
+    resume: Path | None = None
+    """folder of a run to go on with, as if it had never stopped; takes no other flag"""
     exp_name: str = "vaco_continuous"
     """name of the experiment, part of the default folder"""
     device: str = "cpu"
@@ -144,7 +152,34 @@ def make_env(env_id: str) -> gym.Env:
         spaces = f"observations {env.observation_space} and actions {env.action_space}"
         raise Refused(f"--env-id {env_id} has {spaces}, which do not flatten to vectors")
     is_vector = isinstance(env.observation_space, gym.spaces.Box) and len(env.observation_space.shape) == 1
-    return env if is_vector else gym.wrappers.FlattenObservation(env)
+    return Replay(env if is_vector else gym.wrappers.FlattenObservation(env))
+
+
+class Replay(gym.Wrapper):
+    """Remembers how the episode began and what was done in it, so that a resumed run can play it again. (Copying back
+    MuJoCo's state is not exact.)"""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        rng = None if seed is not None else self.np_random.bit_generator.state
+        self.start, self.actions = {"seed": seed, "rng": rng}, []
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.actions.append(action)
+        return self.env.step(action)
+
+    def episode(self) -> dict:
+        return self.start | {"actions": torch.as_tensor(np.array(self.actions))}
+
+    def replay(self, seed: int | None, rng: dict | None, actions: torch.Tensor) -> np.ndarray:
+        """Plays an episode that `episode` gave. Returns its last observation."""
+        if rng is not None:
+            self.reset(seed=0)  # a random stream of this kind; its state is replaced
+            self.np_random.bit_generator.state = rng
+        obs, _ = self.reset(seed=seed)
+        for action in actions.numpy():
+            obs, *_ = self.step(action)
+        return obs
 
 
 def make_envs(env_id: str, num_envs: int) -> gym.vector.VectorEnv:
@@ -485,9 +520,11 @@ def update(agent: Agent, adam: dict, batch: dict, args: Args, rng: np.random.Gen
     return adam, metrics
 
 
-def require_finite(name: str, x: torch.Tensor) -> None:
+def require_finite(name: str, x: torch.Tensor, columns: str | None = None) -> None:
+    """Raises FloatingPointError; with `columns`, what x (T, N, ...) has N of, it says in which."""
     if not x.isfinite().all():
-        raise FloatingPointError(f"{name} not finite")
+        where = f" in {columns} {int((~x.isfinite()).nonzero()[0, 1])}" if columns else ""
+        raise FloatingPointError(f"{name} not finite{where}")
 
 
 # ------------------------------------------------------------------------------------------------------ evaluation
@@ -524,13 +561,16 @@ def evaluate(agent: Agent, env_id: str, episodes: int, seed: int) -> tuple[np.nd
 # ----------------------------------------------------------------------------------------------------------- train
 
 
-def train(args: Args) -> dict:
-    """Runs a training and returns what `result.json` holds. Raises Refused where it cannot start as asked."""
+def train(args: Args, signals: list | tuple = ()) -> dict:
+    """Runs a training and returns what `result.json` holds. Raises Refused where it cannot start as asked, and
+    KeyboardInterrupt, with a checkpoint, after the update in which something was put into `signals`."""
     torch.set_num_threads(1)  # the networks are too small to gain from more, and one is reproducible
+    args, saved = load_checkpoint(args.resume) if args.resume else (args, None)
     device = open_device(args.device)
     step = compile_step() if args.compile else gradient_step
     streams = np.random.SeedSequence(args.seed).spawn(TRAIN_STREAMS)  # one per purpose: no draw shifts another's
-    env_stream, (action_rng, lag_rng, minibatch_rng) = streams[0], map(np.random.default_rng, streams[1:])
+    env_stream, rngs = streams[0], [np.random.default_rng(stream) for stream in streams[1:]]
+    action_rng, lag_rng, minibatch_rng = rngs
     envs = make_envs(args.env_id, args.num_envs)
     obs_dim, act_dim = envs.single_observation_space.shape[0], math.prod(envs.single_action_space.shape)
 
@@ -543,9 +583,14 @@ def train(args: Args) -> dict:
     # a list: an int s would give the environments s, s + 1, ..., so that neighbouring seeds share most of them
     state = {"obs": envs.reset(seed=env_stream.generate_state(args.num_envs).tolist())[0], "global_step": 0}
     state |= {"episode_return": np.zeros(args.num_envs), "episode_length": np.zeros(args.num_envs, int)}
-    files = RunFiles(args)
+    if saved:
+        adam = restore(saved, agent, policy_lag, reward_scaler, rngs, state, envs)
+    files = RunFiles(args, saved)
+    iteration = first = saved["iteration"] + 1 if saved else 1
     try:
-        for iteration in range(1, args.num_iterations + 1):
+        if not saved:  # from here on the run can be resumed
+            files.checkpoint(0, checkpoint(agent, adam, policy_lag, reward_scaler, rngs, state, envs))
+        for iteration in range(first, args.num_iterations + 1):
             remaining = 1 - (iteration - 1) / args.num_iterations
             lr = args.learning_rate * (remaining if args.anneal_lr else 1)
             adam["lr"] = torch.tensor(lr, device=device)  # a tensor: a new number would be a new graph
@@ -555,7 +600,7 @@ def train(args: Args) -> dict:
             noise = action_rng.standard_normal((args.num_steps, args.num_envs, act_dim), dtype=np.float32)
             batch, episodes = rollout(envs, state, policies, torch.as_tensor(noise, device=device))
             for name in ("obs", "next_obs", "rewards", "logprobs"):
-                require_finite(name, batch[name])
+                require_finite(name, batch[name], "environment")
             if iteration == 1:  # before this there are no return statistics
                 reward_scaler.update(batch["rewards"], batch["done"])
 
@@ -564,6 +609,7 @@ def train(args: Args) -> dict:
                 values, next_values = agent.value(batch["obs"]), agent.value(batch["next_obs"])  # (T, N)
                 mean = agent.action_mean(batch["obs"])
                 batch["learner_logprobs"] = gaussian_logprob(batch["actions"], mean, agent.log_std)
+            require_finite("learner_logprobs", batch["learner_logprobs"], "environment")
             trace = (reward_scaler(batch["rewards"]), values, next_values, batch["terminated"], batch["done"])
             if args.realign:
                 log_rhos = batch["learner_logprobs"] - batch["logprobs"]
@@ -585,15 +631,54 @@ def train(args: Args) -> dict:
             files.log(state["global_step"], lr, flat, values, ages, steps, episodes)
             if iteration * args.num_evals % args.num_iterations < args.num_evals:  # evenly spaced, the last at the end
                 files.evaluate(agent, state["global_step"])
-        torch.save(agent.state_dict(), files.dir / "model.pt")
+            due = args.checkpoint_every and iteration % args.checkpoint_every == 0
+            if (due or signals) and iteration < args.num_iterations:
+                files.checkpoint(iteration, checkpoint(agent, adam, policy_lag, reward_scaler, rngs, state, envs))
+                if signals:
+                    raise KeyboardInterrupt(f"stopped after update {iteration}; go on with --resume {files.dir}")
+        write_file(files.dir / "model.pt", agent.state_dict())
         return files.close("finished", state["global_step"])
     except (FloatingPointError, TimeoutError) as error:
         return files.close("failed", state["global_step"], error=f"update {iteration}: {error}")
-    except Exception as error:  # of the environment, say: its author needs the traceback
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return files.abandon(f"update {iteration}: {error.strerror}")
+        # of the environment, say: its author needs the traceback
         files.close("failed", state["global_step"], error=f"update {iteration}: {error!r}")
         raise
     finally:
         envs.close()
+
+
+def checkpoint(agent, adam: dict, policy_lag, reward_scaler, rngs: list, state: dict, envs) -> dict:
+    """All that a training changes, as tensors, numbers and strings: loading such a file cannot run code."""
+    return {
+        "agent": agent.state_dict(),
+        "adam": adam,
+        "snapshots": list(policy_lag.snapshots),
+        "reward_scaler": vars(reward_scaler),
+        "rngs": [rng.bit_generator.state for rng in rngs],
+        "state": {name: torch.as_tensor(x) for name, x in state.items()},
+        "episodes": [env.episode() for env in envs.envs],
+    }
+
+
+def restore(saved: dict, agent, policy_lag, reward_scaler, rngs: list, state: dict, envs) -> dict:
+    """The reverse of `checkpoint`, in place. Returns adam."""
+    device = agent.log_std.device
+    agent.load_state_dict(saved["agent"])
+    policy_lag.snapshots.clear()
+    policy_lag.snapshots.extend({name: x.to(device) for name, x in policy.items()} for policy in saved["snapshots"])
+    vars(reward_scaler).update(saved["reward_scaler"])
+    for rng, rng_state in zip(rngs, saved["rngs"], strict=True):
+        rng.bit_generator.state = rng_state
+    state.update({name: x.numpy() if x.dim() else x.item() for name, x in saved["state"].items()})
+    for i, (env, episode) in enumerate(zip(envs.envs, saved["episodes"], strict=True)):
+        obs = env.replay(**episode)
+        if not np.array_equal(obs, state["obs"][i], equal_nan=True):
+            print(f"environment {i} does not replay: from here the run is another than before", file=sys.stderr)
+            state["obs"][i] = obs
+    return {name: x.to(device) for name, x in saved["adam"].items()}
 
 
 # ------------------------------------------------------------------------------------------------- files of a run
@@ -605,9 +690,15 @@ class Refused(ValueError):
 
 def check(args: Args) -> None:
     """Raises ValueError with a line that says what to change. Every test is positive, so that NaN fails it."""
+    if args.resume:
+        changed = [field.name for field in fields(args) if getattr(args, field.name) != field.default]
+        if changed != ["resume"]:
+            raise ValueError(
+                f"--resume takes no other flag; leave out {', '.join(x for x in changed if x != 'resume')}"
+            )
     rules = [
         ("total_timesteps num_envs num_steps num_minibatches update_epochs", lambda x: 1 <= x < 1e15, "be 1 or more"),
-        ("lag eval_episodes num_evals", lambda x: 0 <= x < 1e15, "be 0 or more"),
+        ("lag eval_episodes num_evals checkpoint_every", lambda x: 0 <= x < 1e15, "be 0 or more"),
         ("gamma gae_lambda", lambda x: 0 <= x <= 1, "lie in [0, 1]"),
         ("learning_rate max_grad_norm", lambda x: 0 < x < math.inf, "be positive and finite"),
         ("delta rho_bar c_bar", lambda x: 0 < x < 1e38, "be positive and finite in float32"),
@@ -630,37 +721,63 @@ def check(args: Args) -> None:
 
 
 class RunFiles:
-    """The folder of a run: config.json, episodes.csv, evals.csv, metrics.csv, TensorBoard events, model.pt and, last,
-    result.json. Raises Refused where the folder cannot be used."""
+    """The folder of a run: config.json, episodes.csv, evals.csv, metrics.csv, TensorBoard events, checkpoint.pt,
+    model.pt and, last, result.json. Raises Refused where the folder cannot be used."""
 
-    def __init__(self, args: Args):
+    def __init__(self, args: Args, saved: dict | None):
         self.args = args
         name = re.sub(r"[^\w.-]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
+        resumed, saved = saved is not None, saved["files"] if saved else {"name": name}
+        self.name, self.sizes = saved["name"], saved.get("sizes", {})
         self.dir = args.run_dir or Path("runs") / name
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, so before the folder exists
+
         try:
-            if self.dir.exists() and any(self.dir.iterdir()):
+            if not resumed and self.dir.exists() and any(self.dir.iterdir()):
                 raise Refused(f"--run-dir {self.dir} is not empty; name a new folder")
-            self.wandb = open_wandb(name, args) if args.track else None
+            self.wandb = open_wandb(self.name, args) if args.track else None
             self.dir.mkdir(parents=True, exist_ok=True)
-            write_json(self.dir / "config.json", run_config(args))
+            (self.dir / "result.json").unlink(missing_ok=True)  # of a run that failed before it was resumed
+            config = run_config(args)
+            if resumed:
+                first = json.loads((self.dir / "config.json").read_text())
+                if any(first[name] != config[name] for name in ("commit", "versions", "machine")):
+                    print("resumed with another commit, version or machine: not bit for bit", file=sys.stderr)
+                config = first | {"resumed": [*first.get("resumed", []), config]}
+            write_json(self.dir / "config.json", config)
         except OSError as error:
             raise Refused(f"--run-dir {self.dir} cannot be used ({error.strerror}); name another folder") from error
-        from torch.utils.tensorboard import SummaryWriter  # slow to import
-
-        self.tensorboard = SummaryWriter(self.dir)
-        self.csv_files = []
+        self.tensorboard = SummaryWriter(self.dir, purge_step=saved.get("purge_step"))
+        self.csv_files = {}
         self.episodes = self.open_csv("episodes.csv", ["global_step", "episodic_return", "episodic_length"])
         self.evals = self.open_csv("evals.csv", ["global_step", "eval_return", "eval_std", "eval_length"])
         self.metrics = None  # the first row's names are its header
-        self.recent_returns = deque(maxlen=20)
-        self.last_eval = None  # (mean, std)
-        self.start, self.eval_seconds = time.perf_counter(), 0.0
+        self.recent_returns = deque(saved.get("recent_returns", ()), maxlen=20)
+        self.last_eval = saved.get("last_eval")  # (mean, std)
+        self.start, self.eval_seconds = time.perf_counter() - saved.get("seconds", 0), saved.get("eval_seconds", 0.0)
 
     def open_csv(self, name: str, header: list[str]):
-        self.csv_files.append(open(self.dir / name, "w", newline="", buffering=1))  # noqa: SIM115 (as long as the run)
-        writer = csv.writer(self.csv_files[-1])
-        writer.writerow(header)
+        """A new table, or the one of a resumed run, cut to the rows that its checkpoint knew."""
+        old_size = self.sizes.get(name)
+        file = open(self.dir / name, "w" if old_size is None else "r+", newline="", buffering=1)  # noqa: SIM115 (as long as the run)
+        self.csv_files[name], writer = file, csv.writer(file)
+        if old_size is None:
+            writer.writerow(header)
+        else:
+            file.truncate(file.seek(old_size))
         return writer
+
+    def checkpoint(self, iteration: int, training: dict) -> None:
+        """Writes checkpoint.pt; the one before stays beside it, as checkpoint_previous.pt."""
+        self.tensorboard.flush()
+        files = {"name": self.name, "sizes": {name: file.tell() for name, file in self.csv_files.items()}}
+        files |= {"purge_step": int(training["state"]["global_step"]) + 1, "recent_returns": list(self.recent_returns)}
+        files |= {"seconds": time.perf_counter() - self.start, "eval_seconds": self.eval_seconds}
+        files |= {"last_eval": self.last_eval}
+        args = {name: str(x) if isinstance(x, Path) else x for name, x in asdict(self.args).items()}
+        data = {"script": Path(__file__).stem, "args": args, "iteration": iteration, "files": files} | training
+        path = self.dir / "checkpoint.pt"
+        write_file(path, data, keep=self.dir / "checkpoint_previous.pt")
 
     def seconds(self) -> float:
         """Seconds of training, without evaluation."""
@@ -721,8 +838,17 @@ class RunFiles:
         self.send({"charts/eval_return": self.last_eval[0], "charts/eval_length": lengths.mean()}, global_step)
         self.eval_seconds += time.perf_counter() - start
 
+    def abandon(self, error: str) -> dict:
+        """Stops where nothing more can be written. What was written stays as it is."""
+        for file in (*self.csv_files.values(), self.tensorboard):
+            with suppress(OSError):
+                file.close()
+        error += f"; make room, then --resume {self.dir} goes on from the last checkpoint"
+        print(f"failed: {error}", file=sys.stderr)
+        return {"status": "failed", "error": error}
+
     def close(self, status: str, global_step: int, **more: str) -> dict:
-        for file in (self.tensorboard, *self.csv_files):
+        for file in (self.tensorboard, *self.csv_files.values()):
             file.close()
         if self.wandb:
             self.wandb.finish(exit_code=int(status == "failed"))
@@ -738,6 +864,40 @@ class RunFiles:
         end = "\n" if sys.stdout.isatty() else ""
         print(f"{end}{status}: {more.get('error', self.dir)}", file=sys.stderr if more else sys.stdout)
         return result
+
+
+def write_file(path: Path, data: dict, keep: Path | None = None) -> None:
+    """`data` by torch.save. The file appears whole or not at all; what was there before goes to `keep`."""
+    buffer, partial = io.BytesIO(), path.with_suffix(".partial")
+    torch.save(data, buffer)
+    with open(partial, "wb") as file:
+        file.write(buffer.getbuffer())
+        os.fsync(file.fileno())
+    if keep and path.exists():
+        os.replace(path, keep)
+    os.replace(partial, path)
+
+
+def load_checkpoint(run_dir: Path) -> tuple[Args, dict]:
+    """The newest checkpoint that can be read, and the arguments of its run. Raises Refused where there is none."""
+    with suppress(OSError, ValueError):
+        if json.loads((run_dir / "result.json").read_text())["status"] == "finished":
+            raise Refused(f"--resume {run_dir}: this run is finished")
+    for path in (run_dir / "checkpoint.pt", run_dir / "checkpoint_previous.pt"):
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            if any((run_dir / name).stat().st_size < size for name, size in saved["files"]["sizes"].items()):
+                raise ValueError("a table is shorter than it was")
+            if saved["script"] != Path(__file__).stem:
+                raise Refused(f"--resume {run_dir}: this run is one of {saved['script']}.py")
+            return Args(**saved["args"] | {"run_dir": run_dir, "resume": None}), saved
+        except Refused:
+            raise
+        except FileNotFoundError:
+            continue
+        except Exception as error:  # whatever a damaged file leads to
+            print(f"{path} is damaged ({error!r:.80}); trying the one before", file=sys.stderr)
+    raise Refused(f"--resume {run_dir}: no checkpoint in it can be read; start again in a new folder")
 
 
 def write_json(path: Path, data: dict) -> None:
@@ -786,7 +946,9 @@ def open_wandb(name: str, args: Args):
 
         return wandb.init(
             project=os.environ.get("WANDB_PROJECT", "vaco"),
+            id=name,
             name=name,
+            resume="allow",
             config=asdict(args) | {"run_dir": str(args.run_dir)},
         )
     except Exception as error:  # not installed, no login, no network
@@ -805,15 +967,24 @@ def show_mujoco_warnings() -> None:
 
 
 def main() -> int:
-    args = tyro.cli(Args, description=__doc__.splitlines()[0])
+    args, signals = tyro.cli(Args, description=__doc__.splitlines()[0]), []
+
+    def stop(number, frame):
+        if signals:
+            raise KeyboardInterrupt
+        signals.append(number)
+        os.write(2, b"\nstopping after this update; a second signal stops at once\n")  # print could be in mid-print
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     try:
-        return 0 if train(args)["status"] == "finished" else 1
+        return 0 if train(args, signals)["status"] == "finished" else 1
     except Refused as error:
         print(f"{Path(__file__).name}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("\ninterrupted: this run is not finished", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        print(str(error) or "stopped at once; --resume goes on from the last checkpoint", file=sys.stderr)
+        return 128 + (signals or [signal.SIGINT])[0]
 
 
 if __name__ == "__main__":

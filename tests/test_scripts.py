@@ -129,7 +129,8 @@ def test_a_run_finishes_and_shows_its_progress(run):
 
 def test_files_of_a_run(run):
     names = {path.name for path in run.dir.iterdir() if not path.name.startswith("events.out.tfevents")}
-    assert names == {"config.json", "episodes.csv", "evals.csv", "metrics.csv", "model.pt", "result.json"}
+    tables = {"episodes.csv", "evals.csv", "metrics.csv"}
+    assert names == tables | {"config.json", "checkpoint.pt", "model.pt", "result.json"}
     assert [path.name for path in run.dir.parents[1].iterdir()] == ["out"]  # nothing else where it was started
 
 
@@ -260,10 +261,13 @@ def test_evaluation_changes_nothing_in_training(run, evaluation, tmp_path):
 
 def test_tensorboard_changes_nothing_in_training(run, tmp_path, monkeypatch):
     class Silent:
-        def __init__(self, folder):
+        def __init__(self, folder, purge_step):
             pass
 
         def add_scalar(self, *values):
+            pass
+
+        def flush(self):
             pass
 
         def close(self):
@@ -548,10 +552,11 @@ def test_a_fault_of_the_environment_is_shown_whole_and_recorded(script, tmp_path
 
 
 @pytest.mark.parametrize("name", CONTROL)
-def test_ctrl_c_ends_with_130_and_no_result(name, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_after_the_update_with_a_checkpoint(name, number, tmp_path):
     words = flags(env_id="toy_envs:ThreeStep-v0", run_dir=tmp_path / "run", total_timesteps=10**9, num_evals=0)
     command = [sys.executable, str(ROOT / f"{name}.py"), *words]
-    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # else ignored where pytest runs in the background
+    listen = partial(signal.signal, number, signal.SIG_DFL)  # else ignored where pytest runs in the background
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, preexec_fn=listen, **pipes)
     try:
@@ -560,12 +565,14 @@ def test_ctrl_c_ends_with_130_and_no_result(name, tmp_path):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "Traceback" not in err
-    assert "interrupted" in err
+    assert f"go on with --resume {tmp_path / 'run'}" in err
+    saved = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert saved["iteration"] == len(metrics.read_text().splitlines()) - 1
     assert not (tmp_path / "run" / "result.json").exists()
     assert not (tmp_path / "run" / "model.pt").exists()
