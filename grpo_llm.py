@@ -41,6 +41,7 @@ import numpy as np
 import torch
 import tyro
 from torch import nn
+from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
@@ -297,12 +298,13 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor, bias: torch.Tensor, cache: torch.Tensor, past: int) -> torch.Tensor:
         """x: (B, L, n_embd), bias: (B, 1, L, K), 0 where a key may be seen, else -inf; K = past + L.
 
-        cache: (2, B, n_head, K or more, n_embd / n_head), keys and values, of which the first past are there.
+        cache: (2, B, H, K or more, D), keys and values of H heads of width D, of which the first past are there.
         """
         B, L, C = x.shape
+        H, D = self.n_head, C // self.n_head
         q, kv = self.c_attn(self.ln_1(x)).split((C, 2 * C), -1)
-        q = q.view(B, L, self.n_head, -1).transpose(1, 2) * (C // self.n_head) ** -0.5  # (B, n_head, L, C / n_head)
-        cache[..., past : past + L, :] = kv.view(B, L, 2, self.n_head, -1).permute(2, 0, 3, 1, 4)
+        q = q.view(B, L, H, D).transpose(1, 2) * D**-0.5
+        cache[..., past : past + L, :] = kv.view(B, L, 2, H, D).permute(2, 0, 3, 1, 4)
         k, v = cache[..., : past + L, :]
         y = (q @ k.transpose(2, 3) + bias).softmax(-1) @ v  # by hand: torch's own is slow for so few tokens on a CPU
         x = x + self.c_proj(y.transpose(1, 2).reshape(B, L, C))
@@ -385,8 +387,8 @@ def supervise(model: GPT, args: Args, task, tokenizer: CharTokenizer) -> None:
         prompts, padding = tokenizer.encode([problem.prompt for problem in problems], left=True)
         solutions, _ = tokenizer.encode([problem.solution + EOS for problem in problems])
         mask, _ = completion_mask(solutions, [tokenizer.eos_id])
-        batch = {"prompts": prompts, "padding": padding, "group": torch.arange(64)}
-        batch |= {"completions": solutions, "mask": mask}
+        batch = {"prompts": prompts, "padding": padding, "completions": solutions, "mask": mask}
+        batch |= {"group": torch.arange(len(problems))}
         batch = {name: x.to(model.wte.weight.device) for name, x in batch.items()}
         loss = -masked_mean(score(model, batch, temperature=1.0)[0], batch["mask"])
         optimizer.zero_grad()
@@ -550,16 +552,20 @@ def sample(model: GPT, prompts, padding, group, max_new_tokens: int, temperature
     Returns (tokens, logprobs), both (B, L): the completions, of which nothing after an EOS counts, and their
     log-probabilities at the temperature, in fp32.
     """
-    logits, padding, cache = read_prompts(model, prompts, padding, group, max_new_tokens - 1)
+    logits, padding, cache = read_prompts(model, prompts, padding, group, length=0)
     noise = torch.zeros(max_new_tokens, *logits.shape, device=logits.device)
     if generator is not None:  # Gumbel noise: the largest sum is a draw from the softmax
         noise = -noise.exponential_(generator=generator).log()
-    all_logits, tokens = [logits], [(logits / temperature + noise[0]).argmax(-1)]  # (B, 1, V), (B, 1)
-    ended = tokens[0] == eos_id
-    while len(tokens) < max_new_tokens and not ended.all():
-        all_logits.append(model(tokens[-1], padding, cache, prompts.shape[1] + len(tokens) - 1))
-        tokens.append((all_logits[-1] / temperature + noise[len(tokens)]).argmax(-1))
+    all_logits, tokens, ended = [logits], [], False
+    for t in range(max_new_tokens):
+        if t % 32 == 1:  # room for 32 more tokens: few completions are as long as they may be
+            cache = [F.pad(kv, (0, 0, 0, 32)) for kv in cache]
+        if t > 0:
+            all_logits.append(model(tokens[-1], padding, cache, prompts.shape[1] + t - 1))
+        tokens.append((all_logits[-1] / temperature + noise[t]).argmax(-1))  # (B, 1)
         ended |= tokens[-1] == eos_id
+        if ended.all():
+            break
     tokens = torch.cat(tokens, 1)
     return tokens, token_logprobs(torch.cat(all_logits, 1), tokens, temperature)
 
@@ -579,9 +585,8 @@ def complete(model: GPT, task, tokenizer: CharTokenizer, problems: list[Problem]
     mask, truncated = completion_mask(completions, [tokenizer.eos_id])
     texts, repeated = tokenizer.decode(completions), [problem for problem in problems for _ in range(G)]
     # what has no end has no answer either, whatever its last number happens to be
-    rewards = [
-        0.0 if cut else task.reward(text, p) for text, p, cut in zip(texts, repeated, truncated.tolist(), strict=True)
-    ]
+    rows = zip(texts, repeated, truncated.tolist(), strict=True)
+    rewards = [0.0 if cut else task.reward(text, problem) for text, problem, cut in rows]
     batch = {"prompts": prompts, "padding": padding, "group": group, "completions": completions, "mask": mask}
     rewards = torch.tensor(rewards, dtype=torch.float32, device=device)
     return batch | {"logprobs": logprobs, "truncated": truncated, "rewards": rewards}, texts
@@ -599,10 +604,13 @@ def rollout(model: GPT, task, tokenizer: CharTokenizer, args: Args, rng: np.rand
 
 def score(model: GPT, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities (B, L) of a batch's completions, and the logits (B, L, V) that they come from."""
-    prompts, completions = batch["prompts"], batch["completions"]
-    inputs = completions[:, :-1]  # the last token predicts nothing that is here
-    first, padding, cache = read_prompts(model, prompts, batch["padding"], batch["group"], inputs.shape[1])
-    logits = torch.cat((first, model(inputs, padding, cache, prompts.shape[1])), 1)
+    prompts, padding, group, completions = (batch[name] for name in ("prompts", "padding", "group", "completions"))
+    length, inputs = prompts.shape[1], completions[:, :-1]  # the last token predicts nothing that is here
+    if len(group) > len(prompts):
+        first, padding, cache = read_prompts(model, prompts, padding, group, inputs.shape[1])
+        logits = torch.cat((first, model(inputs, padding, cache, length)), 1)
+    else:  # one completion per prompt, or a minibatch of few: two passes take longer than one
+        logits = model(torch.cat((prompts[group], inputs), 1), padding[group])[:, length - 1 :]
     return token_logprobs(logits, completions, temperature), logits
 
 
@@ -659,8 +667,8 @@ def update(model: GPT, optimizer: torch.optim.Optimizer, batch: dict, args: Args
     if len(steps) == 1:
         batch["learner_logprobs"] = newlogprobs[inds[0].argsort()]  # back in the batch's order
     metrics = {name: torch.stack([step[name] for step in steps]).cpu() for name in steps[0]}
-    for name in ("policy_loss", "grad_norm"):  # a KL that is not finite has no finite gradient
-        require_finite(name, metrics[name])
+    for name in ("policy_loss", "kl_warm_start", "grad_norm"):
+        require_finite(name, metrics.get(name, torch.zeros(1)))
     require_finite("learner_logprobs", batch["learner_logprobs"])
     return metrics
 
@@ -698,12 +706,9 @@ def evaluate(model: GPT, task, tokenizer: CharTokenizer, args: Args) -> tuple[di
         "completion_length": sampled["mask"].sum(1).float().mean(),
         "truncated": sampled["truncated"].float().mean(),
     }
-    rewards = sampled["rewards"].tolist()
-    examples = [
-        (problem.prompt, texts[i * args.pass_k], problem.answer, rewards[i * args.pass_k])
-        for i, problem in enumerate(problems[:4])
-    ]
-    return {name: float(x) for name, x in scores.items()}, examples
+    first_of_each = zip(problems, texts[:: args.pass_k], solved[:, 0].tolist(), strict=True)
+    examples = [(problem.prompt, text, problem.answer, reward) for problem, text, reward in first_of_each]
+    return {name: float(x) for name, x in scores.items()}, examples[:4]
 
 
 # ----------------------------------------------------------------------------------------------------------- train
@@ -742,7 +747,7 @@ def train(args: Args) -> dict:
                 with torch.no_grad():
                     batch["reference_logprobs"], _ = score(reference, batch, args.temperature)
             steps = update(model, optimizer, batch, args, minibatch_rng)
-            require_finite("weights", nn.utils.get_total_norm(model.parameters()))
+            require_finite("norm of the weights", nn.utils.get_total_norm(model.parameters()))
 
             seconds = {"sampling": sampling_seconds, "training": time.perf_counter() - start}
             files.log(iteration, optimizer.param_groups[0]["lr"], batch, age, steps, seconds)

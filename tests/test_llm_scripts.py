@@ -1,5 +1,6 @@
 """The two LLM scripts from their tasks to their files: problems, GPT, sampling, updates, and real runs as processes."""
 
+import copy
 import csv
 import dataclasses
 import json
@@ -219,12 +220,14 @@ def test_padding_on_the_left_changes_nothing(script):
 @PAIR
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
 def test_sampling_with_cache_equals_a_full_forward(script, temperature):
-    args, task, tokenizer, model = build(script, n_layer=2, num_digits=2, num_terms=3, temperature=temperature)
+    changes = {"n_layer": 2, "num_digits": 2, "num_terms": 3, "max_new_tokens": 80}  # the cache grows on the way
+    args, task, tokenizer, model = build(script, temperature=temperature, **changes)
     problems = script.draw_problems(task, 32, np.random.default_rng(0), held_out=False)
     assert len({len(p.prompt) for p in problems}) > 2
     batch, texts = script.complete(model, task, tokenizer, problems, 2, args, generator())
     logprobs, _ = script.score(model, batch, temperature)
     mask = batch["mask"]
+    assert 40 < mask.shape[1] <= 80
     assert (batch["completions"][::2] != batch["completions"][1::2]).any()  # two of each prompt, each its own
     assert (logprobs - batch["logprobs"])[mask].abs().max() < 1e-5
     assert ((logprobs - batch["logprobs"])[mask].exp() - 1).abs().max() < 1e-5
@@ -248,6 +251,35 @@ def test_sampling_follows_the_distribution(script):
     assert (frequencies - probs).abs().max() < 0.015
     greedy, _ = script.sample(model, prompt, padding, group[:1], 1, 1.3, tokenizer.eos_id)
     assert greedy.item() == probs.argmax()
+
+
+@PAIR
+def test_one_pass_and_two_give_the_same_scores(script):
+    """Prompts read once for all their completions, or each with its completion where a minibatch is small."""
+    args, task, tokenizer, model = build(script, n_layer=2, num_digits=2)
+    batch = make_batch(script, args, task, tokenizer, model)
+    assert (batch["padding"] > 0).any()
+    rows = torch.tensor([9, 2, 11])
+    few = {name: x if name in ("prompts", "padding") else x[rows] for name, x in batch.items()}
+    scores, _ = script.score(model, few, args.temperature)
+    torch.testing.assert_close(scores, batch["learner_logprobs"][rows], atol=1e-5, rtol=0)
+    one_token = batch | {"completions": batch["completions"][:, :1]}
+    expected = batch["learner_logprobs"][:, :1]
+    torch.testing.assert_close(script.score(model, one_token, args.temperature)[0], expected, atol=1e-5, rtol=0)
+
+
+@PAIR
+def test_a_rollout_draws_as_many_numbers_whatever_its_lengths(script):
+    args, task, tokenizer, model = build(script)
+    states, lengths = [], []
+    for weight in (0.0, 100.0):
+        with torch.no_grad():  # ends at once, or as before
+            model.ln_f.bias += weight * model.lm_head.weight[tokenizer.eos_id]
+        stream = generator()
+        lengths.append(script.rollout(model, task, tokenizer, args, np.random.default_rng(0), stream)["mask"].shape[1])
+        states.append(stream.get_state())
+    assert lengths[0] > lengths[1]
+    assert torch.equal(*states)
 
 
 class Rigged(torch.nn.Module):
@@ -312,6 +344,37 @@ def test_first_ratio_is_one(script, temperature):
     assert metrics["tv_behaviour"] < 1e-5
     assert metrics["tv_forward"] < 1e-5
     assert script.gradient_step(model, adamw(model), batch, args)[1]["tv_forward"] > 1e-5  # the weights did move
+
+
+@PAIR
+def test_the_only_step_of_an_update_finds_what_pi_T_says(script):
+    """The same as if it had been scored before, in the order of the batch, and with the same gradient."""
+    args, task, tokenizer, model = build(script)
+    twin = copy.deepcopy(model)
+    batch = learnable(make_batch(script, args, task, tokenizer, model))
+    batch["logprobs"] = batch["logprobs"] + 0.1 * torch.randn(batch["mask"].shape, generator=generator())
+    expected = batch.pop("learner_logprobs")
+    metrics = script.update(model, adamw(model), batch, args, np.random.default_rng(0))
+    torch.testing.assert_close(batch["learner_logprobs"], expected, atol=1e-5, rtol=0)
+    assert metrics["tv_forward"].tolist() == [0.0]
+    script.gradient_step(twin, adamw(twin), batch, args)
+    for x, y in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(x.grad, y.grad, atol=1e-5, rtol=1e-4)
+
+
+@PAIR
+@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
+def test_a_step_looks_at_no_number(script, kl_coef):
+    """So that a GPU is never waited for: on the meta device, where there are no numbers, looking is an error."""
+    args, task, tokenizer, model = build(script, kl_coef=kl_coef)
+    batch = make_batch(script, args, task, tokenizer, model)
+    batch = {name: x.to("meta") for name, x in learnable(batch).items()}
+    model = model.to("meta")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # the fused AdamW refuses this device
+    _, metrics = script.gradient_step(model, optimizer, batch, args)
+    assert {x.device.type for x in metrics.values()} == {"meta"}
+    with pytest.raises(RuntimeError):
+        metrics["policy_loss"].item()
 
 
 def learnable(batch):
@@ -580,6 +643,7 @@ def test_word_problems_run(script, tmp_path, capsys):
     more = {"task": "word-problems", "warm_start_steps": 3, "num_updates": 2, "lag": 1, "run_dir": tmp_path / "run"}
     result = script.train(script.Args(**TINY | more | {"warm_start_dir": str(tmp_path / "warm"), "kl_coef": 0.1}))
     assert result["status"] == "finished"
+    assert all(float(row["losses/kl_warm_start"]) >= 0 for row in table(tmp_path / "run/metrics.csv"))
 
 
 @pytest.mark.parametrize("lag", [0, 3])
