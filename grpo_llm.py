@@ -295,16 +295,18 @@ class Block(nn.Module):
         self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
         self.mlp = nn.Sequential(nn.Linear(n_embd, 4 * n_embd), nn.GELU(), nn.Linear(4 * n_embd, n_embd))
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor, cache: dict | None) -> torch.Tensor:
-        """x: (B, L, n_embd), mask: (B, 1, L, K), True where a key may be seen. K = L, or more with a cache."""
+    def forward(self, x: torch.Tensor, bias: torch.Tensor, cache: torch.Tensor, past: int) -> torch.Tensor:
+        """x: (B, L, n_embd), bias: (B, 1, L, K), 0 where a key may be seen, else -inf; K = past + L.
+
+        cache: (2, B, H, K or more, D), keys and values of H heads of width D, of which the first past are there.
+        """
         B, L, C = x.shape
-        qkv = self.c_attn(self.ln_1(x)).view(B, L, 3, self.n_head, C // self.n_head)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, n_head, L, C / n_head)
-        if cache is not None:
-            if cache:
-                k, v = torch.cat((cache["k"], k), 2), torch.cat((cache["v"], v), 2)
-            cache |= {"k": k, "v": v}
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        H, D = self.n_head, C // self.n_head
+        q, kv = self.c_attn(self.ln_1(x)).split((C, 2 * C), -1)
+        q = q.view(B, L, H, D).transpose(1, 2) * D**-0.5
+        cache[..., past : past + L, :] = kv.view(B, L, 2, H, D).permute(2, 0, 3, 1, 4)
+        k, v = cache[..., : past + L, :]
+        y = (q @ k.transpose(2, 3) + bias).softmax(-1) @ v  # by hand: torch's own is slow for so few tokens on a CPU
         x = x + self.c_proj(y.transpose(1, 2).reshape(B, L, C))
         return x + self.mlp(self.ln_2(x))
 
@@ -319,25 +321,27 @@ class GPT(nn.Module):
         self.ln_f = nn.LayerNorm(n_embd)
         self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
 
-    def new_cache(self) -> list[dict]:
-        """Keys and values of the tokens so far, one dict per layer; `forward` fills it."""
-        return [{} for _ in self.blocks]
+    def new_cache(self, batch: int, length: int) -> list[torch.Tensor]:
+        """Room for the keys and values of (batch, length) tokens, one tensor per layer; `forward` fills it."""
+        n_head, C = self.blocks[0].n_head, self.wte.embedding_dim
+        return [self.wpe.weight.new_zeros(2, batch, n_head, length, C // n_head) for _ in self.blocks]
 
-    def forward(self, tokens: torch.Tensor, padding: torch.Tensor, last: int, cache: list | None = None):
-        """Logits (B, last, V) that follow each of the last tokens of (B, L).
+    def forward(self, tokens: torch.Tensor, padding: torch.Tensor, cache: list | None = None, past: int = 0):
+        """Logits (B, L, V) that follow each of the tokens (B, L).
 
-        padding: (B,), how many tokens at the left are none. With a cache, tokens continue those it holds.
+        padding: (B,), how many tokens at the left are none. With a cache, tokens continue the past ones it holds.
         """
-        past = cache[0]["k"].shape[2] if cache and cache[0] else 0
-        keys = torch.arange(past + tokens.shape[1], device=tokens.device)  # (K,)
+        B, L = tokens.shape
+        keys = torch.arange(past + L, device=tokens.device)  # (K,)
         queries = keys[past:, None]  # (L, 1)
         seen = (keys <= queries) & (keys >= padding[:, None, None])  # (B, L, K)
         seen |= keys == queries  # a padding token sees itself, since a softmax over nothing is NaN
+        bias = torch.where(seen, 0.0, -math.inf).unsqueeze(1)
         positions = (keys[past:] - padding[:, None]).clamp(min=0)  # the first token of every prompt is at 0
         x = self.wte(tokens) + self.wpe(positions)
-        for i, block in enumerate(self.blocks):
-            x = block(x, seen.unsqueeze(1), cache and cache[i])
-        return self.lm_head(self.ln_f(x[:, -last:]))  # only where asked: logits are what fills the memory
+        for block, kv in zip(self.blocks, cache or self.new_cache(B, L), strict=True):
+            x = block(x, bias, kv, past)
+        return self.lm_head(self.ln_f(x))
 
 
 def warm_start(args: Args, task, tokenizer: CharTokenizer, device: torch.device) -> GPT:
@@ -383,7 +387,8 @@ def supervise(model: GPT, args: Args, task, tokenizer: CharTokenizer) -> None:
         prompts, padding = tokenizer.encode([problem.prompt for problem in problems], left=True)
         solutions, _ = tokenizer.encode([problem.solution + EOS for problem in problems])
         mask, _ = completion_mask(solutions, [tokenizer.eos_id])
-        batch = {"tokens": torch.cat((prompts, solutions), 1), "padding": padding, "mask": mask}
+        batch = {"prompts": prompts, "padding": padding, "completions": solutions, "mask": mask}
+        batch |= {"group": torch.arange(len(problems))}
         batch = {name: x.to(model.wte.weight.device) for name, x in batch.items()}
         loss = -masked_mean(score(model, batch, temperature=1.0)[0], batch["mask"])
         optimizer.zero_grad()
@@ -529,59 +534,69 @@ def backward_lag(learner_logprobs: torch.Tensor, behaviour_logprobs: torch.Tenso
 # --------------------------------------------------------------------------------------------------------- rollout
 
 
-@torch.no_grad()
-def sample(model: GPT, prompts, padding, max_new_tokens: int, temperature: float, eos_id: int, generator=None):
-    """Continues left-padded prompts (B, L_prompt) until each has an EOS or max_new_tokens tokens.
+def read_prompts(model: GPT, prompts, padding, group, length: int):
+    """Reads each of P prompts once, however many completions it has. group: (B,), the prompt of each completion.
 
-    generator: a torch Generator, or None to take the likeliest token. Returns (tokens, logprobs), both (B, L): the
-    completions, of which nothing after an EOS counts, and their log-probabilities at the temperature, in fp32.
+    Returns logits (B, 1, V) of the first token, padding (B,) and the cache, with room for length more tokens.
     """
-    cache, tokens, logprobs = model.new_cache(), [], []
-    ended = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
-    for _ in range(max_new_tokens):
-        logits = model(tokens[-1] if tokens else prompts, padding, 1, cache)  # (B, 1, V)
-        noise = 0.0
-        if generator is not None:  # Gumbel noise: the largest sum is a draw from the softmax
-            noise = -torch.empty_like(logits).exponential_(generator=generator).log()
-        tokens.append((logits / temperature + noise).argmax(-1))  # (B, 1)
-        logprobs.append(token_logprobs(logits, tokens[-1], temperature))
-        ended |= tokens[-1].squeeze(1) == eos_id
+    cache = model.new_cache(len(prompts), prompts.shape[1] + length)
+    logits = model(prompts, padding, cache)[:, -1:]
+    return logits[group], padding[group], [kv[:, group] for kv in cache]
+
+
+@torch.no_grad()
+def sample(model: GPT, prompts, padding, group, max_new_tokens: int, temperature: float, eos_id: int, generator=None):
+    """Continues left-padded prompts (P, L_prompt) until each completion has an EOS or max_new_tokens tokens.
+
+    group: (B,), the prompt of each completion. generator: a torch Generator, or None to take the likeliest token.
+    Returns (tokens, logprobs), both (B, L): the completions, of which nothing after an EOS counts, and their
+    log-probabilities at the temperature, in fp32.
+    """
+    logits, padding, cache = read_prompts(model, prompts, padding, group, length=0)
+    noise = torch.zeros(max_new_tokens, *logits.shape, device=logits.device)
+    if generator is not None:  # Gumbel noise: the largest sum is a draw from the softmax
+        noise = -noise.exponential_(generator=generator).log()
+    all_logits, tokens, ended = [logits], [], False
+    for t in range(max_new_tokens):
+        if t % 32 == 1:  # room for 32 more tokens: few completions are as long as they may be
+            cache = [F.pad(kv, (0, 0, 0, 32)) for kv in cache]
+        if t > 0:
+            all_logits.append(model(tokens[-1], padding, cache, prompts.shape[1] + t - 1))
+        tokens.append((all_logits[-1] / temperature + noise[t]).argmax(-1))  # (B, 1)
+        ended |= tokens[-1] == eos_id
         if ended.all():
             break
-    return torch.cat(tokens, 1), torch.cat(logprobs, 1)
+    tokens = torch.cat(tokens, 1)
+    return tokens, token_logprobs(torch.cat(all_logits, 1), tokens, temperature)
 
 
-def complete(model: GPT, task, tokenizer: CharTokenizer, problems: list[Problem], args: Args, generator=None):
-    """Completes B problems and rewards the completions. Returns (batch, texts).
+def complete(model: GPT, task, tokenizer: CharTokenizer, problems: list[Problem], G: int, args: Args, generator=None):
+    """Completes P problems G times each and rewards the B = P G completions. Returns (batch, texts).
 
-    batch holds tokens (B, L_prompt + L), the number of padding tokens at their left (B,), and of the completions mask
-    and behaviour logprobs (B, L), truncated and rewards (B,).
+    batch holds prompts (P, L_prompt), the number of padding tokens at their left (P,), of each completion the prompt
+    it continues, group (B,), the completions with their mask and behaviour logprobs (B, L), truncated and rewards (B,).
     """
-    prompts, padding = (
-        x.to(model.wte.weight.device) for x in tokenizer.encode([p.prompt for p in problems], left=True)
-    )
+    device = model.wte.weight.device
+    prompts, padding = (x.to(device) for x in tokenizer.encode([p.prompt for p in problems], left=True))
+    group = torch.arange(len(problems), device=device).repeat_interleave(G)
     settings = (args.completion_length, args.temperature, tokenizer.eos_id, generator)
-    completions, logprobs = sample(model, prompts, padding, *settings)
+    completions, logprobs = sample(model, prompts, padding, group, *settings)
     require_finite("logprobs", logprobs)
     mask, truncated = completion_mask(completions, [tokenizer.eos_id])
-    texts = tokenizer.decode(completions)
+    texts, repeated = tokenizer.decode(completions), [problem for problem in problems for _ in range(G)]
     # what has no end has no answer either, whatever its last number happens to be
-    rewards = [
-        0.0 if cut else task.reward(text, p) for text, p, cut in zip(texts, problems, truncated.tolist(), strict=True)
-    ]
-    batch = {"tokens": torch.cat((prompts, completions), 1), "padding": padding, "mask": mask, "logprobs": logprobs}
-    return batch | {
-        "truncated": truncated,
-        "rewards": torch.tensor(rewards, dtype=torch.float32, device=mask.device),
-    }, texts
+    rows = zip(texts, repeated, truncated.tolist(), strict=True)
+    rewards = [0.0 if cut else task.reward(text, problem) for text, problem, cut in rows]
+    batch = {"prompts": prompts, "padding": padding, "group": group, "completions": completions, "mask": mask}
+    rewards = torch.tensor(rewards, dtype=torch.float32, device=device)
+    return batch | {"logprobs": logprobs, "truncated": truncated, "rewards": rewards}, texts
 
 
 def rollout(model: GPT, task, tokenizer: CharTokenizer, args: Args, rng: np.random.Generator, generator) -> dict:
     """G completions each of P new problems, as in `complete`, with their advantages (B,) and the seconds it took."""
     start = time.perf_counter()
     problems = draw_problems(task, args.num_prompts, rng, held_out=False)
-    problems = [problem for problem in problems for _ in range(args.num_generations)]
-    batch, _ = complete(model, task, tokenizer, problems, args, generator)
+    batch, _ = complete(model, task, tokenizer, problems, args.num_generations, args, generator)
     rewards = batch["rewards"].view(args.num_prompts, args.num_generations)
     batch["advantages"] = group_advantages(rewards, args.norm_adv).flatten()
     return batch | {"seconds": time.perf_counter() - start}
@@ -589,55 +604,72 @@ def rollout(model: GPT, task, tokenizer: CharTokenizer, args: Args, rng: np.rand
 
 def score(model: GPT, batch: dict, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities (B, L) of a batch's completions, and the logits (B, L, V) that they come from."""
-    length = batch["mask"].shape[1]
-    # the last token predicts nothing that is here
-    logits = model(batch["tokens"], batch["padding"], length + 1)[:, :-1]
-    return token_logprobs(logits, batch["tokens"][:, -length:], temperature), logits
+    prompts, padding, group, completions = (batch[name] for name in ("prompts", "padding", "group", "completions"))
+    length, inputs = prompts.shape[1], completions[:, :-1]  # the last token predicts nothing that is here
+    if len(group) > len(prompts):
+        first, padding, cache = read_prompts(model, prompts, padding, group, inputs.shape[1])
+        logits = torch.cat((first, model(inputs, padding, cache, length)), 1)
+    else:  # one completion per prompt, or a minibatch of few: two passes take longer than one
+        logits = model(torch.cat((prompts[group], inputs), 1), padding[group])[:, length - 1 :]
+    return token_logprobs(logits, completions, temperature), logits
 
 
 # ---------------------------------------------------------------------------------------------------------- update
 
 
-def gradient_step(model: GPT, optimizer: torch.optim.Optimizer, mb: dict[str, torch.Tensor], args: Args) -> dict:
-    """One step on a minibatch of M completions. Returns scalar tensors.
-
-    Without any advantage the step is skipped: Adam's momentum, and the KL, would move the weights all the same.
-    """
-    mask, behaviour, learner = mb["mask"], mb["logprobs"], mb["learner_logprobs"]
-    newlogprobs, _ = score(model, mb, args.temperature)  # (M, L)
+def gradient_step(model: GPT, optimizer: torch.optim.Optimizer, mb: dict, args: Args, skipped: bool = False):
+    """One step on a minibatch of M completions, or only its metrics. Returns (newlogprobs (M, L), scalar tensors)."""
+    mask, behaviour = mb["mask"], mb["logprobs"]
+    newlogprobs, logits = score(model, mb, args.temperature)  # (M, L), (M, L, V)
+    learner = mb.get("learner_logprobs", newlogprobs.detach())
     pg_loss, metrics = policy_loss(newlogprobs, learner, behaviour, mb["advantages"], mask, args)
-    kl = kl_penalty(newlogprobs, behaviour, mb["reference_logprobs"], mask)
-    skipped, grad_norm = not ((mb["advantages"] != 0) & mask.any(1)).any(), torch.zeros_like(pg_loss)
+    loss, grad_norm = pg_loss, torch.zeros_like(pg_loss)
+    if args.kl_coef:
+        metrics["kl_warm_start"] = kl_penalty(newlogprobs, behaviour, mb["reference_logprobs"], mask)
+        loss = pg_loss + args.kl_coef * metrics["kl_warm_start"]
     if not skipped:
         optimizer.zero_grad()
-        (pg_loss + args.kl_coef * kl).backward()
+        loss.backward()
         grad_norm = nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
         optimizer.step()
 
     with torch.no_grad():
+        newlogprobs, all_logprobs = newlogprobs.detach(), (logits / args.temperature).log_softmax(-1)
         ratio = torch.where(mask, newlogprobs - behaviour, 0.0).exp()
         log_ratio = torch.where(mask, newlogprobs - learner, 0.0)
-        metrics |= {"approx_kl": masked_mean(log_ratio.exp() - 1 - log_ratio, mask), "kl_warm_start": kl}
+        metrics |= {"entropy": masked_mean(-(all_logprobs.exp() * all_logprobs).sum(-1), mask)}
+        metrics |= {"approx_kl": masked_mean(log_ratio.exp() - 1 - log_ratio, mask)}
         metrics |= {"ratio_mean": masked_mean(ratio, mask), "ratio_max": torch.where(mask, ratio, 0.0).max()}
         metrics |= {"tv_forward": total_variation(newlogprobs, learner, mask).mean()}
         metrics |= {"tv_behaviour": total_variation(newlogprobs, behaviour, mask).mean()}
     metrics |= {"policy_loss": pg_loss, "grad_norm": grad_norm, "skipped": torch.full_like(pg_loss, skipped)}
-    return {name: x.detach() for name, x in metrics.items()}
+    return newlogprobs, {name: x.detach() for name, x in metrics.items()}
 
 
 def update(model: GPT, optimizer: torch.optim.Optimizer, batch: dict, args: Args, rng: np.random.Generator) -> dict:
-    """Epochs x minibatches of gradient steps on a batch of tensors (B, ...). Returns {name: (gradient steps,)}.
+    """Epochs x minibatches of gradient steps on a batch, which gets learner_logprobs, those of pi_T, (B, L).
 
-    Raises FloatingPointError where a loss or gradient is not finite (looked at once per update).
+    Returns {name: (gradient steps,)}. Without any advantage a step is skipped: Adam's momentum, and the KL, would move
+    the weights all the same. Raises FloatingPointError where a loss or gradient is not finite. A GPU is waited for
+    before and after all steps, not between them.
     """
-    steps = []
-    for _ in range(args.update_epochs):
-        b_inds = torch.as_tensor(rng.permutation(args.batch_size), device=batch["tokens"].device)
-        for mb_inds in b_inds.split(args.minibatch_size):
-            steps.append(gradient_step(model, optimizer, {name: x[mb_inds] for name, x in batch.items()}, args))
+    if args.num_minibatches * args.update_epochs > 1:  # else the only step's own forward pass is that of pi_T
+        with torch.no_grad():
+            batch["learner_logprobs"], _ = score(model, batch, args.temperature)
+    steps, signal = [], (batch["advantages"] != 0) & batch["mask"].any(1)
+    inds = torch.as_tensor(np.concatenate([rng.permutation(args.batch_size) for _ in range(args.update_epochs)]))
+    skipped = ~signal.cpu()[inds].view(-1, args.minibatch_size).any(1)
+    inds = inds.to(signal.device).view(-1, args.minibatch_size)
+    for mb_inds, skip in zip(inds, skipped.tolist(), strict=True):
+        mb = {name: x if name in ("prompts", "padding") else x[mb_inds] for name, x in batch.items()}
+        newlogprobs, metrics = gradient_step(model, optimizer, mb, args, skip)
+        steps.append(metrics)
+    if len(steps) == 1:
+        batch["learner_logprobs"] = newlogprobs[inds[0].argsort()]  # back in the batch's order
     metrics = {name: torch.stack([step[name] for step in steps]).cpu() for name in steps[0]}
     for name in ("policy_loss", "kl_warm_start", "grad_norm"):
-        require_finite(name, metrics[name])
+        require_finite(name, metrics.get(name, torch.zeros(1)))
+    require_finite("learner_logprobs", batch["learner_logprobs"])
     return metrics
 
 
@@ -665,9 +697,8 @@ def evaluate(model: GPT, task, tokenizer: CharTokenizer, args: Args) -> tuple[di
     problem_stream, token_stream = np.random.SeedSequence(args.seed, spawn_key=(TRAIN_STREAMS,)).spawn(2)
     rng, generator = np.random.default_rng(problem_stream), token_generator(token_stream, model.wte.weight.device)
     problems = draw_problems(task, args.eval_problems, rng, held_out=True)
-    greedy, _ = complete(model, task, tokenizer, problems, args)
-    problems = [problem for problem in problems for _ in range(args.pass_k)]
-    sampled, texts = complete(model, task, tokenizer, problems, args, generator)
+    greedy, _ = complete(model, task, tokenizer, problems, 1, args)
+    sampled, texts = complete(model, task, tokenizer, problems, args.pass_k, args, generator)
     solved = sampled["rewards"].view(-1, args.pass_k)
     scores = {"greedy_accuracy": greedy["rewards"].mean(), "greedy_std": greedy["rewards"].std(correction=0)}
     scores |= {"sampled_accuracy": solved.mean(), "pass_at_k": solved.amax(1).mean()}
@@ -675,10 +706,8 @@ def evaluate(model: GPT, task, tokenizer: CharTokenizer, args: Args) -> tuple[di
         "completion_length": sampled["mask"].sum(1).float().mean(),
         "truncated": sampled["truncated"].float().mean(),
     }
-    rewards = sampled["rewards"].tolist()
-    examples = [
-        (problems[i].prompt, texts[i], problems[i].answer, rewards[i]) for i in range(0, len(texts), args.pass_k)
-    ]
+    first_of_each = zip(problems, texts[:: args.pass_k], solved[:, 0].tolist(), strict=True)
+    examples = [(problem.prompt, text, problem.answer, reward) for problem, text, reward in first_of_each]
     return {name: float(x) for name, x in scores.items()}, examples[:4]
 
 
@@ -714,19 +743,14 @@ def train(args: Args) -> dict:
             batch, age = rollout_lag.pop(version=iteration - 1)
             start, sampling_seconds = time.perf_counter(), batch.pop("seconds")
 
-            # what the learner, pi_T, makes of the batch
-            with torch.no_grad():
-                batch["learner_logprobs"], logits = score(model, batch, args.temperature)
-                require_finite("learner_logprobs", batch["learner_logprobs"])
-                batch["reference_logprobs"], _ = score(reference, batch, args.temperature)
-                probs = torch.distributions.Categorical(logits=logits / args.temperature)
-                entropy = masked_mean(probs.entropy(), batch["mask"])
+            if args.kl_coef:
+                with torch.no_grad():
+                    batch["reference_logprobs"], _ = score(reference, batch, args.temperature)
             steps = update(model, optimizer, batch, args, minibatch_rng)
-            for name, x in model.state_dict().items():
-                require_finite(name, x)
+            require_finite("norm of the weights", nn.utils.get_total_norm(model.parameters()))
 
             seconds = {"sampling": sampling_seconds, "training": time.perf_counter() - start}
-            files.log(iteration, optimizer.param_groups[0]["lr"], batch, age, entropy, steps, seconds)
+            files.log(iteration, optimizer.param_groups[0]["lr"], batch, age, steps, seconds)
             if iteration * args.num_evals % args.num_updates < args.num_evals:  # evenly spaced, the last one at the end
                 files.evaluate(model, task, tokenizer, iteration)
         torch.save(model.state_dict(), files.dir / "model.pt")
@@ -824,7 +848,7 @@ class RunFiles:
         """Completions trained on per second."""
         return global_step * self.args.batch_size / self.seconds()
 
-    def log(self, global_step: int, lr: float, batch: dict, age: int, entropy, steps: dict, seconds: dict) -> None:
+    def log(self, global_step: int, lr: float, batch: dict, age: int, steps: dict, seconds: dict) -> None:
         """One row of metrics.csv, TensorBoard and W&B from one dict. A step is an update."""
         sps, mask = self.sps(global_step), batch["mask"]
         groups = batch["rewards"].view(self.args.num_prompts, self.args.num_generations)
@@ -836,11 +860,10 @@ class RunFiles:
         row |= {"charts/truncated": batch["truncated"].float().mean(), "charts/skipped_steps": steps["skipped"].sum()}
         row |= {"charts/tokens_per_second": mask.sum() / seconds["sampling"]}
         row |= {f"charts/{name}_seconds": x for name, x in seconds.items()}
-        row |= {"losses/policy_loss": steps["policy_loss"].mean(), "losses/entropy": entropy}
+        row |= {"losses/policy_loss": steps["policy_loss"].mean(), "losses/entropy": steps["entropy"][0]}
         row |= {"losses/approx_kl_mean": steps["approx_kl"].mean(), "losses/approx_kl_max": steps["approx_kl"].max()}
-        row |= {
-            f"losses/{name}": steps[name].mean() for name in ("clipfrac", "grad_norm", "kl_warm_start", "ratio_mean")
-        }
+        names = ("clipfrac", "grad_norm", "kl_warm_start", "ratio_mean")
+        row |= {f"losses/{name}": steps[name].mean() for name in names if name in steps}
         row |= {"losses/ratio_max": steps["ratio_max"].max(), "lag/age_mean": age, "lag/age_max": age}
         row |= backward_lag(batch["learner_logprobs"][mask], batch["logprobs"][mask])
         row |= {"lag/tv_forward_mean": steps["tv_forward"].mean(), "lag/tv_forward_max": steps["tv_forward"].max()}

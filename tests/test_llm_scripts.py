@@ -1,5 +1,6 @@
 """The two LLM scripts from their tasks to their files: problems, GPT, sampling, updates, and real runs as processes."""
 
+import copy
 import csv
 import dataclasses
 import json
@@ -181,7 +182,7 @@ def test_gpt_is_causal(script):
     tokens, padding = torch.randint(11, (2, 6), generator=generator()), torch.zeros(2, dtype=torch.long)
     changed = tokens.clone()
     changed[:, 4] = (changed[:, 4] + 1) % 11
-    before, after = model(tokens, padding, 6), model(changed, padding, 6)
+    before, after = model(tokens, padding), model(changed, padding)
     torch.testing.assert_close(before[:, :4], after[:, :4])
     assert not torch.allclose(before[:, 4:], after[:, 4:])
 
@@ -201,7 +202,7 @@ def test_gpt_agrees_with_attention_by_hand(script):
     x = x + block.c_proj(torch.cat(heads, -1))
     x = x + block.mlp(block.ln_2(x))
     expected = model.ln_f(x) @ model.lm_head.weight.T
-    torch.testing.assert_close(model(tokens, torch.zeros(3, dtype=torch.long), 5), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(tokens, torch.zeros(3, dtype=torch.long)), expected, atol=1e-5, rtol=1e-5)
 
 
 @PAIR
@@ -211,41 +212,74 @@ def test_padding_on_the_left_changes_nothing(script):
     prompts = ["1+2=", "3+4=", "0+9="]
     alone, none = tokenizer.encode(prompts, left=True)
     padded = torch.cat((torch.randint(11, (3, 9), generator=generator()), alone), 1)
-    expected, got = model(alone, none, 4), model(padded, none + 9, 4)
+    expected, got = model(alone, none), model(padded, none + 9)[:, 9:]
     assert (got - expected).abs().max() < 1e-5
-    assert model(padded, none + 9, 13).isfinite().all()  # the padding too: NaN would reach the gradient
+    assert model(padded, none + 9).isfinite().all()  # the padding too: NaN would reach the gradient
 
 
 @PAIR
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
 def test_sampling_with_cache_equals_a_full_forward(script, temperature):
-    args, task, tokenizer, model = build(script, n_layer=2, num_digits=2, num_terms=3, temperature=temperature)
+    changes = {"n_layer": 2, "num_digits": 2, "num_terms": 3, "max_new_tokens": 80}  # the cache grows on the way
+    args, task, tokenizer, model = build(script, temperature=temperature, **changes)
     problems = script.draw_problems(task, 32, np.random.default_rng(0), held_out=False)
     assert len({len(p.prompt) for p in problems}) > 2
-    batch, texts = script.complete(model, task, tokenizer, problems, args, generator())
+    batch, texts = script.complete(model, task, tokenizer, problems, 2, args, generator())
     logprobs, _ = script.score(model, batch, temperature)
     mask = batch["mask"]
+    assert 40 < mask.shape[1] <= 80
+    assert (batch["completions"][::2] != batch["completions"][1::2]).any()  # two of each prompt, each its own
     assert (logprobs - batch["logprobs"])[mask].abs().max() < 1e-5
     assert ((logprobs - batch["logprobs"])[mask].exp() - 1).abs().max() < 1e-5
     for i in (0, 7):  # and they are those of the prompt and completion alone, by log_softmax
-        text = problems[i].prompt + texts[i] + ("" if batch["truncated"][i] else script.EOS)
+        text = problems[i // 2].prompt + texts[i] + ("" if batch["truncated"][i] else script.EOS)
         tokens, none = tokenizer.encode([text])
-        full = (model(tokens, none, len(text)) / temperature).log_softmax(-1)[0]
-        alone = [full[t - 1, tokens[0, t]].item() for t in range(len(problems[i].prompt), len(text))]
+        full = (model(tokens, none) / temperature).log_softmax(-1)[0]
+        alone = [full[t - 1, tokens[0, t]].item() for t in range(len(problems[i // 2].prompt), len(text))]
         np.testing.assert_allclose(alone, batch["logprobs"][i][mask[i]], atol=1e-5)
 
 
 @PAIR
 def test_sampling_follows_the_distribution(script):
     _, _, tokenizer, model = build(script)
-    prompt, padding = tokenizer.encode(["1+2="] * 20000, left=True)
-    tokens, _ = script.sample(model, prompt, padding, 1, 1.3, tokenizer.eos_id, generator())
+    prompt, padding = tokenizer.encode(["1+2="], left=True)
+    group = torch.zeros(20000, dtype=torch.long)
+    tokens, _ = script.sample(model, prompt, padding, group, 1, 1.3, tokenizer.eos_id, generator())
     with torch.no_grad():
-        probs = (model(prompt[:1], padding[:1], 1)[0, 0] / 1.3).softmax(-1)
+        probs = (model(prompt, padding)[0, -1] / 1.3).softmax(-1)
     frequencies = torch.bincount(tokens[:, 0], minlength=len(probs)) / 20000
     assert (frequencies - probs).abs().max() < 0.015
-    greedy, _ = script.sample(model, prompt[:1], padding[:1], 1, 1.3, tokenizer.eos_id)
+    greedy, _ = script.sample(model, prompt, padding, group[:1], 1, 1.3, tokenizer.eos_id)
     assert greedy.item() == probs.argmax()
+
+
+@PAIR
+def test_one_pass_and_two_give_the_same_scores(script):
+    """Prompts read once for all their completions, or each with its completion where a minibatch is small."""
+    args, task, tokenizer, model = build(script, n_layer=2, num_digits=2)
+    batch = make_batch(script, args, task, tokenizer, model)
+    assert (batch["padding"] > 0).any()
+    rows = torch.tensor([9, 2, 11])
+    few = {name: x if name in ("prompts", "padding") else x[rows] for name, x in batch.items()}
+    scores, _ = script.score(model, few, args.temperature)
+    torch.testing.assert_close(scores, batch["learner_logprobs"][rows], atol=1e-5, rtol=0)
+    one_token = batch | {"completions": batch["completions"][:, :1]}
+    expected = batch["learner_logprobs"][:, :1]
+    torch.testing.assert_close(script.score(model, one_token, args.temperature)[0], expected, atol=1e-5, rtol=0)
+
+
+@PAIR
+def test_a_rollout_draws_as_many_numbers_whatever_its_lengths(script):
+    args, task, tokenizer, model = build(script)
+    states, lengths = [], []
+    for weight in (0.0, 100.0):
+        with torch.no_grad():  # ends at once, or as before
+            model.ln_f.bias += weight * model.lm_head.weight[tokenizer.eos_id]
+        stream = generator()
+        lengths.append(script.rollout(model, task, tokenizer, args, np.random.default_rng(0), stream)["mask"].shape[1])
+        states.append(stream.get_state())
+    assert lengths[0] > lengths[1]
+    assert torch.equal(*states)
 
 
 class Rigged(torch.nn.Module):
@@ -253,16 +287,14 @@ class Rigged(torch.nn.Module):
 
     def __init__(self, tokens, vocab_size):
         super().__init__()
-        self.tokens, self.vocab_size, self.past = tokens, vocab_size, 0
+        self.tokens, self.vocab_size = tokens, vocab_size
         self.wte = torch.nn.Embedding(1, 1)
 
-    def new_cache(self):
-        self.past = 0
+    def new_cache(self, batch, length):
         return []
 
-    def forward(self, tokens, padding, last, cache=None):
-        self.past = self.past * (cache is not None) + tokens.shape[1]
-        following = self.tokens.roll(-1, 1)[:, self.past - last : self.past]
+    def forward(self, tokens, padding, cache=None, past=0):
+        following = self.tokens.roll(-1, 1)[:, past : past + tokens.shape[1]]
         return 1e4 * torch.nn.functional.one_hot(following, self.vocab_size).float()
 
 
@@ -273,10 +305,11 @@ def test_rigged_model_has_logprob_zero(script):
     solutions, _ = tokenizer.encode(["3$", "12$"])
     mask, _ = script.completion_mask(solutions, [tokenizer.eos_id])
     tokens = torch.cat((prompts, solutions), 1)
-    batch = {"tokens": tokens, "padding": padding, "mask": mask}
+    group = torch.arange(2)
+    batch = {"prompts": prompts, "padding": padding, "group": group, "completions": solutions, "mask": mask}
     model = Rigged(tokens, len(tokenizer.alphabet))
     assert (script.score(model, batch, 1.0)[0][mask] == 0).all()
-    completions, logprobs = script.sample(model, prompts, padding, 3, 1.0, tokenizer.eos_id, generator())
+    completions, logprobs = script.sample(model, prompts, padding, group, 3, 1.0, tokenizer.eos_id, generator())
     assert torch.equal(completions, solutions)
     assert (logprobs == 0).all()
 
@@ -292,7 +325,7 @@ def test_reward_needs_the_answer_in_the_completion_and_an_end(script, completion
     problem = script.Problem("1+2=", "3", "3") if completion != "$" else script.Problem("3+0=", "3", "3")
     tokens, _ = tokenizer.encode([problem.prompt + completion.ljust(3, "=")])
     model = Rigged(tokens, len(tokenizer.alphabet))
-    batch, texts = script.complete(model, task, tokenizer, [problem], args, generator())
+    batch, texts = script.complete(model, task, tokenizer, [problem], 1, args, generator())
     assert batch["rewards"].tolist() == [reward]
     assert batch["truncated"].tolist() == [bool(truncated)]
     assert texts[0] == completion.ljust(3, "=").split("$")[0]
@@ -306,11 +339,42 @@ def test_reward_needs_the_answer_in_the_completion_and_an_end(script, completion
 def test_first_ratio_is_one(script, temperature):
     args, task, tokenizer, model = build(script, temperature=temperature, num_generations=16)
     batch = learnable(make_batch(script, args, task, tokenizer, model))
-    metrics = script.gradient_step(model, adamw(model), batch, args)
+    _, metrics = script.gradient_step(model, adamw(model), batch, args)
     assert abs(metrics["ratio_max"] - 1) < 1e-5
     assert metrics["tv_behaviour"] < 1e-5
     assert metrics["tv_forward"] < 1e-5
-    assert script.gradient_step(model, adamw(model), batch, args)["tv_forward"] > 1e-5  # the weights did move
+    assert script.gradient_step(model, adamw(model), batch, args)[1]["tv_forward"] > 1e-5  # the weights did move
+
+
+@PAIR
+def test_the_only_step_of_an_update_finds_what_pi_T_says(script):
+    """The same as if it had been scored before, in the order of the batch, and with the same gradient."""
+    args, task, tokenizer, model = build(script)
+    twin = copy.deepcopy(model)
+    batch = learnable(make_batch(script, args, task, tokenizer, model))
+    batch["logprobs"] = batch["logprobs"] + 0.1 * torch.randn(batch["mask"].shape, generator=generator())
+    expected = batch.pop("learner_logprobs")
+    metrics = script.update(model, adamw(model), batch, args, np.random.default_rng(0))
+    torch.testing.assert_close(batch["learner_logprobs"], expected, atol=1e-5, rtol=0)
+    assert metrics["tv_forward"].tolist() == [0.0]
+    script.gradient_step(twin, adamw(twin), batch, args)
+    for x, y in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(x.grad, y.grad, atol=1e-5, rtol=1e-4)
+
+
+@PAIR
+@pytest.mark.parametrize("kl_coef", [0.0, 0.5])
+def test_a_step_looks_at_no_number(script, kl_coef):
+    """So that a GPU is never waited for: on the meta device, where there are no numbers, looking is an error."""
+    args, task, tokenizer, model = build(script, kl_coef=kl_coef)
+    batch = make_batch(script, args, task, tokenizer, model)
+    batch = {name: x.to("meta") for name, x in learnable(batch).items()}
+    model = model.to("meta")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # the fused AdamW refuses this device
+    _, metrics = script.gradient_step(model, optimizer, batch, args)
+    assert {x.device.type for x in metrics.values()} == {"meta"}
+    with pytest.raises(RuntimeError):
+        metrics["policy_loss"].item()
 
 
 def learnable(batch):
@@ -356,7 +420,7 @@ def test_empty_masks_do_no_harm(script):
     batch = learnable(make_batch(script, args, task, tokenizer, model))
     batch["mask"] = torch.zeros_like(batch["mask"])
     before = [x.clone() for x in model.parameters()]
-    metrics = script.gradient_step(model, adamw(model), batch, args)
+    metrics = script.update(model, adamw(model), batch, args, np.random.default_rng(0))
     assert all(x.isfinite() for x in metrics.values())
     assert metrics["policy_loss"] == 0
     assert metrics["skipped"] == 1
@@ -368,7 +432,7 @@ def test_update_does_every_minibatch_and_sees_each_completion_once_per_epoch(scr
     args, task, tokenizer, model = build(script, num_minibatches=4, update_epochs=2)
     batch = learnable(make_batch(script, args, task, tokenizer, model)) | {"row": torch.arange(16)}
     seen, steps = [], script.gradient_step
-    monkeypatch.setattr(script, "gradient_step", lambda m, o, mb, a: seen.append(mb["row"]) or steps(m, o, mb, a))
+    monkeypatch.setattr(script, "gradient_step", lambda m, o, mb, *a: seen.append(mb["row"]) or steps(m, o, mb, *a))
     metrics = script.update(model, adamw(model), batch, args, np.random.default_rng(0))
     assert len(metrics["policy_loss"]) == 8
     assert [len(rows) for rows in seen] == [4] * 8
@@ -407,7 +471,7 @@ def test_kl_pulls_to_the_warm_start(script):
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.05 * torch.randn(weight.shape, generator=generator(1)))
-    kls = [script.gradient_step(model, adamw(model, 1e-3), batch, args)["kl_warm_start"].item() for _ in range(20)]
+    kls = [script.gradient_step(model, adamw(model, 1e-3), batch, args)[1]["kl_warm_start"].item() for _ in range(20)]
     assert kls[-1] < kls[0] / 2
 
 
@@ -579,6 +643,7 @@ def test_word_problems_run(script, tmp_path, capsys):
     more = {"task": "word-problems", "warm_start_steps": 3, "num_updates": 2, "lag": 1, "run_dir": tmp_path / "run"}
     result = script.train(script.Args(**TINY | more | {"warm_start_dir": str(tmp_path / "warm"), "kl_coef": 0.1}))
     assert result["status"] == "finished"
+    assert all(float(row["losses/kl_warm_start"]) >= 0 for row in table(tmp_path / "run/metrics.csv"))
 
 
 @pytest.mark.parametrize("lag", [0, 3])
