@@ -701,7 +701,7 @@ class RunFiles:
         except OSError as error:
             raise Refused(f"--run-dir {self.dir} cannot be used ({error.strerror}); name another folder") from error
         self.tensorboard = SummaryWriter(self.dir, purge_step=saved.get("purge_step"))
-        self.csv_files = {}
+        self.tables = {}
         self.episodes = self.open_csv("episodes.csv", ["global_step", "episodic_return", "episodic_length"])
         self.evals = self.open_csv("evals.csv", ["global_step", "eval_return", "eval_std", "eval_length"])
         self.metrics = None  # the first row's names are its header
@@ -709,24 +709,27 @@ class RunFiles:
         self.last_eval = saved.get("last_eval")  # (mean, std)
         self.start, self.eval_seconds = time.perf_counter() - saved.get("seconds", 0), saved.get("eval_seconds", 0.0)
 
-    def open_csv(self, name: str, header: list[str]):
-        """A new table, or the one of a resumed run, cut to the rows that its checkpoint knew."""
+    def open_table(self, name: str):
+        """A new file, or the one of a resumed run, cut to the lines that its checkpoint knew."""
         old_size = self.sizes.get(name)
         file = open(self.dir / name, "w" if old_size is None else "r+", newline="", buffering=1)  # noqa: SIM115 (as long as the run)
-        self.csv_files[name], writer = file, csv.writer(file)
-        if old_size is None:
+        self.tables[name] = file
+        file.truncate(file.seek(old_size or 0))
+        return file
+
+    def open_csv(self, name: str, header: list[str]):
+        writer = csv.writer(self.open_table(name))
+        if name not in self.sizes:
             writer.writerow(header)
-        else:
-            file.truncate(file.seek(old_size))
         return writer
 
     def checkpoint(self, iteration: int, training: dict) -> None:
         """Writes checkpoint.pt; the one before stays beside it, as checkpoint_previous.pt."""
         self.tensorboard.flush()
-        files = {"name": self.name, "sizes": {name: file.tell() for name, file in self.csv_files.items()}}
-        files |= {"purge_step": int(training["state"]["global_step"]) + 1, "recent_returns": list(self.recent_returns)}
+        files = {"name": self.name, "sizes": {name: file.tell() for name, file in self.tables.items()}}
         files |= {"seconds": time.perf_counter() - self.start, "eval_seconds": self.eval_seconds}
-        files |= {"last_eval": self.last_eval}
+        files |= {"purge_step": int(training["state"]["global_step"]) + 1, "last_eval": self.last_eval}
+        files |= {"recent_returns": list(self.recent_returns)}
         args = {name: str(x) if isinstance(x, Path) else x for name, x in asdict(self.args).items()}
         data = {"script": Path(__file__).stem, "args": args, "iteration": iteration, "files": files} | training
         path = self.dir / "checkpoint.pt"
@@ -793,7 +796,7 @@ class RunFiles:
 
     def abandon(self, error: str) -> dict:
         """Stops where nothing more can be written. What was written stays as it is."""
-        for file in (*self.csv_files.values(), self.tensorboard):
+        for file in (*self.tables.values(), self.tensorboard):
             with suppress(OSError):
                 file.close()
         error += f"; make room, then --resume {self.dir} goes on from the last checkpoint"
@@ -801,7 +804,7 @@ class RunFiles:
         return {"status": "failed", "error": error}
 
     def close(self, status: str, global_step: int, **more: str) -> dict:
-        for file in (self.tensorboard, *self.csv_files.values()):
+        for file in (self.tensorboard, *self.tables.values()):
             file.close()
         if self.wandb:
             self.wandb.finish(exit_code=int(status == "failed"))
@@ -881,8 +884,8 @@ def run_config(args: Args) -> dict:
         d.name: d.version for d in distributions() if d.name in packages
     }
     machine = {"platform": platform.platform(), "cores": os.cpu_count()}
-    config = {"args": asdict(args), "command": sys.argv, "commit": commit, "versions": versions, "machine": machine}
-    return config | {"torch_threads": torch.get_num_threads()}
+    config = {"script": Path(__file__).stem, "args": asdict(args), "command": sys.argv, "commit": commit}
+    return config | {"versions": versions, "machine": machine, "torch_threads": torch.get_num_threads()}
 
 
 def open_device(name: str) -> torch.device:

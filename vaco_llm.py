@@ -19,18 +19,22 @@ updated. The lag is counted in updates; P prompts x G completions are a batch of
 
 import copy
 import csv
+import errno
 import hashlib
+import io
 import json
 import math
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from decimal import Decimal
 from importlib.metadata import distributions
@@ -113,6 +117,10 @@ class Args:
     """evaluations, evenly spaced over the run, after one of the warm start; 0: none at all"""
     run_dir: Path | None = None
     """folder for the files of the run; None: runs/{task}__{exp_name}__{seed}__{time}"""
+    checkpoint_every: int = 50
+    """updates from one checkpoint to the next; 0: only when a signal stops the run"""
+    resume: Path | None = None
+    """folder of a run to go on with, as if it had never stopped; takes no other flag"""
     exp_name: str = "vaco_llm"
     """name of the experiment, part of the default folder"""
     device: str = "cpu"
@@ -321,6 +329,7 @@ class GPT(nn.Module):
 
     def __init__(self, vocab_size: int, context_length: int, n_layer: int, n_head: int, n_embd: int):
         super().__init__()
+        self.context_length = context_length
         self.wte, self.wpe = nn.Embedding(vocab_size, n_embd), nn.Embedding(context_length, n_embd)
         self.blocks = nn.ModuleList(Block(n_embd, n_head) for _ in range(n_layer))
         self.ln_f = nn.LayerNorm(n_embd)
@@ -349,19 +358,23 @@ class GPT(nn.Module):
         return self.lm_head(self.ln_f(x))
 
 
+def new_model(args: Args, task, tokenizer: CharTokenizer, device: torch.device) -> GPT:
+    context_length = task.prompt_length + args.completion_length
+    return GPT(len(tokenizer.alphabet), context_length, args.n_layer, args.n_head, args.n_embd).to(device)
+
+
 def warm_start(args: Args, task, tokenizer: CharTokenizer, device: torch.device) -> GPT:
     """A GPT that has seen worked solutions, from the folder of warm starts or made now.
 
     Its random streams are its own, so that one warm start serves every seed. Raises Refused for a file that cannot be
     used.
     """
-    context_length = task.prompt_length + args.completion_length
     torch.manual_seed(0)
-    model = GPT(len(tokenizer.alphabet), context_length, args.n_layer, args.n_head, args.n_embd).to(device)
+    model = new_model(args, task, tokenizer, device)
     names = ("task", "num_terms", "num_digits", "ops", "n_layer", "n_head", "n_embd", "warm_start_steps")
     settings = [args.warm_start_learning_rate, *(getattr(args, name) for name in names)]
     examples = draw_problems(task, 8, np.random.default_rng(1), held_out=False)  # an edited task has another warm start
-    settings += [context_length, torch.__version__, device.type, tokenizer.alphabet, examples]
+    settings += [model.context_length, torch.__version__, device.type, tokenizer.alphabet, examples]
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
     path = Path(args.warm_start_dir) / f"{args.task}-{key}.pt"
     partial = path.with_suffix(f".{os.getpid()}.partial")  # whole or not at all, also where two runs make it at once
@@ -703,9 +716,11 @@ def update(model: GPT, optimizer: torch.optim.Optimizer, batch: dict, args: Args
     return metrics
 
 
-def require_finite(name: str, x: torch.Tensor) -> None:
+def require_finite(name: str, x: torch.Tensor, columns: str | None = None) -> None:
+    """Raises FloatingPointError; with `columns`, what x (T, N, ...) has N of, it says in which."""
     if not x.isfinite().all():
-        raise FloatingPointError(f"{name} not finite")
+        where = f" in {columns} {int((~x.isfinite()).nonzero()[0, 1])}" if columns else ""
+        raise FloatingPointError(f"{name} not finite{where}")
 
 
 # ------------------------------------------------------------------------------------------------------ evaluation
@@ -744,32 +759,41 @@ def evaluate(model: GPT, task, tokenizer: CharTokenizer, args: Args) -> tuple[di
 # ----------------------------------------------------------------------------------------------------------- train
 
 
-def train(args: Args) -> dict:
-    """Runs a training and returns what `result.json` holds. Raises Refused where it cannot start as asked."""
+def train(args: Args, signals: list | tuple = ()) -> dict:
+    """Runs a training and returns what `result.json` holds. Raises Refused where it cannot start as asked, and
+    KeyboardInterrupt, with a checkpoint, after the update in which something was put into `signals`."""
     torch.set_num_threads(1)  # the GPT is too small to gain from more, and one is reproducible
+    args, saved = load_checkpoint(args.resume) if args.resume else (args, None)
     device = open_device(args.device)
     streams = np.random.SeedSequence(args.seed).spawn(TRAIN_STREAMS)  # one per purpose: no draw shifts another's
     problem_rng, generator = np.random.default_rng(streams[0]), token_generator(streams[1], device)
     minibatch_rng = np.random.default_rng(streams[2])
-    refuse_used(args.run_dir)  # now, and not after the warm start
+    if not saved:
+        refuse_used(args.run_dir)  # now, and not after the warm start
     task = make_task(args)
     draw_problems(task, 1, np.random.default_rng(0), held_out=True)  # Refused now rather than at the first evaluation
     tokenizer = CharTokenizer(task.alphabet)
-    model = warm_start(args, task, tokenizer, device)
+    model = (new_model if saved else warm_start)(args, task, tokenizer, device)
     reference = copy.deepcopy(model)  # what the KL is to
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    rollout_lag, sampled = RolloutLag(args.lag), 0
-    files, iteration = RunFiles(args), 0
+    rollout_lag = RolloutLag(args.lag)
+    changing = (model, reference, optimizer, rollout_lag, [problem_rng, minibatch_rng], generator)
+    if saved:
+        restore(saved, *changing)
+    files = RunFiles(args, saved)
+    iteration = first = saved["iteration"] + 1 if saved else 1
     try:
-        files.evaluate(model, task, tokenizer, 0)
-        for iteration in range(1, args.num_updates + 1):
+        if not saved:  # from here on the run can be resumed
+            files.checkpoint(0, checkpoint(*changing))
+        if first == 1:
+            files.evaluate(model, task, tokenizer, 0)
+        for iteration in range(first, args.num_updates + 1):
             optimizer.param_groups[0]["lr"] = args.learning_rate * min(1, iteration / max(1, args.warmup_updates))
 
             # sample, and train on what has waited longest; the last batches sampled are those of the last update
-            while not rollout_lag.full() and sampled < args.num_updates:
+            while not rollout_lag.full() and iteration + len(rollout_lag.queue) <= args.num_updates:
                 batch = rollout(model, task, tokenizer, args, problem_rng, generator)
                 rollout_lag.push(batch, version=iteration - 1)
-                sampled += 1
             batch, age = rollout_lag.pop(version=iteration - 1)
             start, sampling_seconds = time.perf_counter(), batch.pop("seconds")
 
@@ -783,13 +807,47 @@ def train(args: Args) -> dict:
             files.log(iteration, optimizer.param_groups[0]["lr"], batch, age, steps, seconds)
             if iteration * args.num_evals % args.num_updates < args.num_evals:  # evenly spaced, the last one at the end
                 files.evaluate(model, task, tokenizer, iteration)
-        torch.save(model.state_dict(), files.dir / "model.pt")
+            due = args.checkpoint_every and iteration % args.checkpoint_every == 0
+            if (due or signals) and iteration < args.num_updates:
+                files.checkpoint(iteration, checkpoint(*changing))
+                if signals:
+                    raise KeyboardInterrupt(f"stopped after update {iteration}; go on with --resume {files.dir}")
+        write_file(files.dir / "model.pt", model.state_dict())
         return files.close("finished", iteration)
     except FloatingPointError as error:
         return files.close("failed", max(0, iteration - 1), error=f"update {iteration}: {error}")
-    except Exception as error:  # of a task of your own, say: its author needs the traceback
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return files.abandon(f"update {iteration}: {error.strerror}")
+        # of a task of your own, say: its author needs the traceback
         files.close("failed", max(0, iteration - 1), error=f"update {iteration}: {error!r}")
         raise
+
+
+def checkpoint(model, reference, optimizer, rollout_lag, rngs: list, generator) -> dict:
+    """All that a training changes, as tensors, numbers and strings: loading such a file cannot run code."""
+    return {
+        "model": model.state_dict(),
+        "reference": reference.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "queue": list(rollout_lag.queue),
+        "rngs": [rng.bit_generator.state for rng in rngs],
+        "generator": generator.get_state(),
+    }
+
+
+def restore(saved: dict, model, reference, optimizer, rollout_lag, rngs: list, generator) -> None:
+    """The reverse of `checkpoint`, in place."""
+    device = generator.device
+    model.load_state_dict(saved["model"])
+    reference.load_state_dict(saved["reference"])
+    optimizer.load_state_dict(saved["optimizer"])
+    for batch, version in saved["queue"]:
+        batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items()}
+        rollout_lag.push(batch, version)
+    for rng, rng_state in zip(rngs, saved["rngs"], strict=True):
+        rng.bit_generator.state = rng_state
+    generator.set_state(saved["generator"])
 
 
 # ------------------------------------------------------------------------------------------------- files of a run
@@ -802,6 +860,12 @@ class Refused(ValueError):
 def check(args: Args) -> None:
     """Raises ValueError with a line that says what to change. Every test is positive, so that NaN fails it."""
     counts = "num_updates num_prompts num_minibatches update_epochs n_layer n_head n_embd pass_k"
+    if args.resume:
+        changed = [field.name for field in fields(args) if getattr(args, field.name) != field.default]
+        if changed != ["resume"]:
+            raise ValueError(
+                f"--resume takes no other flag; leave out {', '.join(x for x in changed if x != 'resume')}"
+            )
     rules = [
         (counts, lambda x: x >= 1, "be 1 or more"),
         ("num_terms", lambda x: 2 <= x <= 100, "lie in 2 .. 100"),
@@ -809,7 +873,11 @@ def check(args: Args) -> None:
         ("max_new_tokens", lambda x: x is None or 1 <= x <= 10**5, "lie in 1 .. 100000"),
         ("num_digits", lambda x: 1 <= x <= 9, "lie in 1 .. 9"),
         ("ops", lambda x: x and set(x) <= set("+-*") and len(set(x)) == len(x), "be some of + - *, each once"),
-        ("lag warmup_updates warm_start_steps eval_problems num_evals", lambda x: x >= 0, "be 0 or more"),
+        (
+            "lag warmup_updates warm_start_steps eval_problems num_evals checkpoint_every",
+            lambda x: x >= 0,
+            "be 0 or more",
+        ),
         ("delta rho_bar", lambda x: 0 < x < 1e38, "be positive and finite in float32"),
         ("temperature", lambda x: 1e-30 <= x < 1e30, "lie in 1e-30 .. 1e30"),
         ("learning_rate warm_start_learning_rate max_grad_norm", lambda x: 0 < x < math.inf, "be positive and finite"),
@@ -838,37 +906,66 @@ def refuse_used(folder: Path | None) -> None:
 
 
 class RunFiles:
-    """The folder of a run: config.json, evals.csv, samples.jsonl, metrics.csv, TensorBoard events, model.pt and, last,
-    result.json. Raises Refused where the folder cannot be used."""
+    """The folder of a run: config.json, evals.csv, samples.jsonl, metrics.csv, TensorBoard events, checkpoint.pt,
+    model.pt and, last, result.json. Raises Refused where the folder cannot be used."""
 
-    def __init__(self, args: Args):
+    def __init__(self, args: Args, saved: dict | None):
         self.args = args
         name = re.sub(r"[^\w.-]", "-", f"{args.task}__{args.exp_name}__{args.seed}__{int(time.time())}")
+        resumed, saved = saved is not None, saved["files"] if saved else {"name": name}
+        self.name, self.sizes = saved["name"], saved.get("sizes", {})
         self.dir = args.run_dir or Path("runs") / name
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, so before the folder exists
+
         try:
-            refuse_used(self.dir)
-            self.wandb = open_wandb(name, args) if args.track else None
+            if not resumed:
+                refuse_used(self.dir)
+            self.wandb = open_wandb(self.name, args) if args.track else None
             self.dir.mkdir(parents=True, exist_ok=True)
-            write_json(self.dir / "config.json", run_config(args))
+            (self.dir / "result.json").unlink(missing_ok=True)  # of a run that failed before it was resumed
+            config = run_config(args)
+            if resumed:
+                first = json.loads((self.dir / "config.json").read_text())
+                if any(first[name] != config[name] for name in ("commit", "versions", "machine")):
+                    print("resumed with another commit, version or machine: not bit for bit", file=sys.stderr)
+                config = first | {"resumed": [*first.get("resumed", []), config]}
+            write_json(self.dir / "config.json", config)
         except OSError as error:
             raise Refused(f"--run-dir {self.dir} cannot be used ({error.strerror}); name another folder") from error
-        from torch.utils.tensorboard import SummaryWriter  # slow to import
-
-        self.tensorboard = SummaryWriter(self.dir)
-        self.csv_files = []
+        self.tensorboard = SummaryWriter(self.dir, purge_step=saved.get("purge_step"))
+        self.tables = {}
         names = ("greedy_accuracy", "sampled_accuracy", "pass_at_k", "completion_length", "truncated")
         self.evals = self.open_csv("evals.csv", ["update", *names])
-        self.samples = open(self.dir / "samples.jsonl", "w", buffering=1)  # noqa: SIM115 (open as long as the run)
+        self.samples = self.open_table("samples.jsonl")
         self.metrics = None  # the first row's names are its header
-        self.rewards = []  # mean of each update's batch
-        self.last_eval = {}
-        self.start, self.eval_seconds = time.perf_counter(), 0.0
+        self.rewards = saved.get("rewards", [])  # mean of each update's batch
+        self.last_eval = saved.get("last_eval", {})
+        self.start, self.eval_seconds = time.perf_counter() - saved.get("seconds", 0), saved.get("eval_seconds", 0.0)
+
+    def open_table(self, name: str):
+        """A new file, or the one of a resumed run, cut to the lines that its checkpoint knew."""
+        old_size = self.sizes.get(name)
+        file = open(self.dir / name, "w" if old_size is None else "r+", newline="", buffering=1)  # noqa: SIM115 (as long as the run)
+        self.tables[name] = file
+        file.truncate(file.seek(old_size or 0))
+        return file
 
     def open_csv(self, name: str, header: list[str]):
-        self.csv_files.append(open(self.dir / name, "w", newline="", buffering=1))  # noqa: SIM115 (as long as the run)
-        writer = csv.writer(self.csv_files[-1])
-        writer.writerow(header)
+        writer = csv.writer(self.open_table(name))
+        if name not in self.sizes:
+            writer.writerow(header)
         return writer
+
+    def checkpoint(self, iteration: int, training: dict) -> None:
+        """Writes checkpoint.pt; the one before stays beside it, as checkpoint_previous.pt."""
+        self.tensorboard.flush()
+        files = {"name": self.name, "sizes": {name: file.tell() for name, file in self.tables.items()}}
+        files |= {"seconds": time.perf_counter() - self.start, "eval_seconds": self.eval_seconds}
+        files |= {"purge_step": iteration + 1, "last_eval": self.last_eval, "rewards": self.rewards}
+        args = {name: str(x) if isinstance(x, Path) else x for name, x in asdict(self.args).items()}
+        data = {"script": Path(__file__).stem, "args": args, "iteration": iteration, "files": files} | training
+        path = self.dir / "checkpoint.pt"
+        write_file(path, data, keep=self.dir / "checkpoint_previous.pt")
 
     def seconds(self) -> float:
         """Seconds of training, without evaluation."""
@@ -940,8 +1037,17 @@ class RunFiles:
         self.tensorboard.add_text("eval/samples", "\n".join(f"    {line}" for line in lines), global_step)
         self.eval_seconds += time.perf_counter() - start
 
+    def abandon(self, error: str) -> dict:
+        """Stops where nothing more can be written. What was written stays as it is."""
+        for file in (*self.tables.values(), self.tensorboard):
+            with suppress(OSError):
+                file.close()
+        error += f"; make room, then --resume {self.dir} goes on from the last checkpoint"
+        print(f"failed: {error}", file=sys.stderr)
+        return {"status": "failed", "error": error}
+
     def close(self, status: str, global_step: int, **more: str) -> dict:
-        for file in (self.tensorboard, self.samples, *self.csv_files):
+        for file in (self.tensorboard, *self.tables.values()):
             file.close()
         if self.wandb:
             self.wandb.finish(exit_code=int(status == "failed"))
@@ -950,11 +1056,45 @@ class RunFiles:
         result |= {"train_return": float(np.mean(late)) if late else None}
         result |= {"eval_return": self.last_eval.get("greedy_accuracy"), "eval_std": self.last_eval.get("greedy_std")}
         result |= {name: self.last_eval.get(name) for name in ("greedy_accuracy", "sampled_accuracy", "pass_at_k")}
-        result |= {"sps": self.sps(global_step)} | more
+        result |= {"sps": self.sps(global_step), "peak_rss_mb": peak_rss_mb()} | more
         write_json(self.dir / "result.json", result)
         end = "\n" if sys.stdout.isatty() else ""
         print(f"{end}{status}: {more.get('error', self.dir)}", file=sys.stderr if more else sys.stdout)
         return result
+
+
+def write_file(path: Path, data: dict, keep: Path | None = None) -> None:
+    """`data` by torch.save. The file appears whole or not at all; what was there before goes to `keep`."""
+    buffer, partial = io.BytesIO(), path.with_suffix(".partial")
+    torch.save(data, buffer)
+    with open(partial, "wb") as file:
+        file.write(buffer.getbuffer())
+        os.fsync(file.fileno())
+    if keep and path.exists():
+        os.replace(path, keep)
+    os.replace(partial, path)
+
+
+def load_checkpoint(run_dir: Path) -> tuple[Args, dict]:
+    """The newest checkpoint that can be read, and the arguments of its run. Raises Refused where there is none."""
+    with suppress(OSError, ValueError):
+        if json.loads((run_dir / "result.json").read_text())["status"] == "finished":
+            raise Refused(f"--resume {run_dir}: this run is finished")
+    for path in (run_dir / "checkpoint.pt", run_dir / "checkpoint_previous.pt"):
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            if any((run_dir / name).stat().st_size < size for name, size in saved["files"]["sizes"].items()):
+                raise ValueError("a table is shorter than it was")
+            if saved["script"] != Path(__file__).stem:
+                raise Refused(f"--resume {run_dir}: this run is one of {saved['script']}.py")
+            return Args(**saved["args"] | {"run_dir": run_dir, "resume": None}), saved
+        except Refused:
+            raise
+        except FileNotFoundError:
+            continue
+        except Exception as error:  # whatever a damaged file leads to
+            print(f"{path} is damaged ({error!r:.80}); trying the one before", file=sys.stderr)
+    raise Refused(f"--resume {run_dir}: no checkpoint in it can be read; start again in a new folder")
 
 
 def write_json(path: Path, data: dict) -> None:
@@ -962,6 +1102,15 @@ def write_json(path: Path, data: dict) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(data, indent=2, default=str) + "\n")
     os.replace(partial, path)
+
+
+def peak_rss_mb() -> float | None:
+    """Largest resident size of this process so far, in MiB; None on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def run_config(args: Args) -> dict:
@@ -976,8 +1125,8 @@ def run_config(args: Args) -> dict:
         d.name: d.version for d in distributions() if d.name in packages
     }
     machine = {"platform": platform.platform(), "cores": os.cpu_count()}
-    config = {"args": asdict(args), "command": sys.argv, "commit": commit, "versions": versions, "machine": machine}
-    return config | {"torch_threads": torch.get_num_threads()}
+    config = {"script": Path(__file__).stem, "args": asdict(args), "command": sys.argv, "commit": commit}
+    return config | {"versions": versions, "machine": machine, "torch_threads": torch.get_num_threads()}
 
 
 def open_device(name: str) -> torch.device:
@@ -994,7 +1143,9 @@ def open_wandb(name: str, args: Args):
 
         return wandb.init(
             project=os.environ.get("WANDB_PROJECT", "vaco"),
+            id=name,
             name=name,
+            resume="allow",
             config=asdict(args) | {"run_dir": str(args.run_dir)},
         )
     except Exception as error:  # not installed, no login, no network
@@ -1002,15 +1153,24 @@ def open_wandb(name: str, args: Args):
 
 
 def main() -> int:
-    args = tyro.cli(Args, description=__doc__.splitlines()[0])
+    args, signals = tyro.cli(Args, description=__doc__.splitlines()[0]), []
+
+    def stop(number, frame):
+        if signals:
+            raise KeyboardInterrupt
+        signals.append(number)
+        os.write(2, b"\nstopping after this update; a second signal stops at once\n")  # print could be in mid-print
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     try:
-        return 0 if train(args)["status"] == "finished" else 1
+        return 0 if train(args, signals)["status"] == "finished" else 1
     except Refused as error:
         print(f"{Path(__file__).name}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("\ninterrupted: this run is not finished", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        print(str(error) or "stopped at once; --resume goes on from the last checkpoint", file=sys.stderr)
+        return 128 + (signals or [signal.SIGINT])[0]
 
 
 if __name__ == "__main__":

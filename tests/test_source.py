@@ -20,6 +20,7 @@ PAIRS = {CONTROL: 120, LLM: 120}  # read side by side: most lines that `diff` ma
 MEANT_TO_DIFFER = {CONTROL: {"Args", "check", "policy_loss", "train"}, LLM: {"Args", "check", "policy_loss"}}
 # batches of completions instead of steps of environments
 ACROSS = {"Args", "check", "policy_loss", "train", "rollout", "gradient_step", "update", "evaluate", "RunFiles"}
+ACROSS |= {"checkpoint", "restore"}
 MEANT_TO_DIFFER |= {pair: ACROSS | {"TRAIN_STREAMS"} for pair in itertools.product(CONTROL, LLM)}
 MEANT_TO_DIFFER["vaco_continuous", "vaco_llm"] |= {"tv_filter"}
 
