@@ -195,7 +195,7 @@ def other(table, name, which, args):
 
 def measure(contestant, scratch):
     """Run a contestant once. Returns the columns of speed.csv that it decides; raises Failed."""
-    output, wall, peak = run_alone(contestant, scratch)
+    output, wall, usage = run_alone(contestant, scratch)
     try:
         if contestant.unit:
             result = read_run(contestant, scratch / "run")
@@ -205,7 +205,8 @@ def measure(contestant, scratch):
             "steps_per_second": result["steps"] / result["seconds"],
             "warmup_seconds": wall - result["seconds"],  # start, imports, compilation, the first iterations
             "sampling_share": result["sampling_share"],
-            "peak_rss_mb": peak,
+            "cpu_share": (usage.ru_utime + usage.ru_stime) / wall,
+            "peak_rss_mb": usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
             "versions": describe(result["versions"]),
             "command": shlex.join(["python", contestant.script, *contestant.words]),
         }
@@ -214,7 +215,7 @@ def measure(contestant, scratch):
 
 
 def run_alone(contestant, scratch):
-    """Run it to its end. Returns (output, wall seconds, peak resident MB); raises Failed with its last line."""
+    """Run it to its end. Returns (output, wall seconds, resource usage); raises Failed with its last line."""
     shutil.rmtree(scratch / "run", ignore_errors=True)
     shutil.rmtree(scratch / "cwd", ignore_errors=True)
     (scratch / "cwd").mkdir()
@@ -246,7 +247,7 @@ def run_alone(contestant, scratch):
         lines = [line.strip(" │") for line in re.split(r"[\r\n]", output)]
         said = [line for line in lines if re.search(r"\w", line) and "full helptext" not in line]  # no frame of a box
         raise Failed(f"exit code {process.returncode}: {said[-1] if said else 'it said nothing'}")
-    return output, wall, usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return output, wall, usage
 
 
 def read_run(contestant, folder):

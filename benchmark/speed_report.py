@@ -21,8 +21,8 @@ TITLES = {
 UNITS = {"control": "steps/s", "llm": "completions/s", "memory": "steps/s"}
 SB3, SBX, CLEANRL, TRL, BARE = "SB3 PPO", "sbx PPO", "CleanRL PPO", "TRL GRPO", "bare environment"
 REFERENCES = {"control": (SB3, SBX, CLEANRL, BARE), "llm": (TRL,), "memory": ()}
-COLUMNS = ("table", "contestant", "repeat", "steps_per_second", "warmup_seconds", "sampling_share", "peak_rss_mb")
-COLUMNS += ("versions", "machine", "commit", "command")
+COLUMNS = ("table", "contestant", "repeat", "steps_per_second", "warmup_seconds", "sampling_share", "cpu_share")
+COLUMNS += ("peak_rss_mb", "versions", "machine", "commit", "command")
 
 
 def describe_origin():
@@ -68,6 +68,7 @@ def write_report(file, args, contestants, rows, failures):
         names = dict.fromkeys(row["contestant"] for row in rows if row["versions"] == versions)
         lines.append(f"{'; '.join(names)}: {versions}")
     lines.append("x NAME: speed as a multiple of NAME's, within a repeat; the median over repeats")
+    lines.append("CPU: processor time of the process over its wall time; well below 100 % other work kept it waiting")
     lines.append("warm-up: seconds outside the measurement (start, imports, compilation, first iterations), repeat 1")
     lines.append("peak memory: resident, of the process or of the largest that it started")
     header = "\n".join(f"- {line}" for line in lines)
@@ -90,7 +91,7 @@ def table(name, contestants, rows):
     references = [x for x in REFERENCES[name] if x in by_name]
     lags, shares = any(c.lag_0 for c in contestants), name == "llm"
     lines = [["", f"{UNITS[name]}, median", "min to max", *(f"x {x}" for x in references)]]
-    lines[0] += ["x lag 0"] * lags + ["sampling"] * shares + ["warm-up, s", "peak memory, MB"]
+    lines[0] += ["x lag 0"] * lags + ["sampling"] * shares + ["CPU", "warm-up, s", "peak memory, MB"]
     for contestant in contestants:
         mine = by_name[contestant.name]
         speeds = [row["steps_per_second"] for row in mine.values()]
@@ -101,6 +102,7 @@ def table(name, contestants, rows):
             line.append(median(both, ".2f"))
         if shares:
             line.append(median([row["sampling_share"] for row in mine.values()], ".0%"))
+        line.append(median([row["cpu_share"] for row in mine.values()], ".0%"))
         line.append(median([row["warmup_seconds"] for row in mine.values()][:1], ",.0f"))  # later ones find it compiled
         line.append(median([row["peak_rss_mb"] for row in mine.values()], ",.0f"))
         lines.append(line)

@@ -48,6 +48,7 @@ def assert_complete(row):
     assert float(row["steps_per_second"]) > 0
     assert float(row["warmup_seconds"]) > 0
     assert 20 < float(row["peak_rss_mb"]) < 100_000
+    assert float(row["cpu_share"]) > 0
     assert "python 3." in row["versions"]
     assert "torch" in row["versions"]
     assert str(ROOT) not in row["command"]
