@@ -1,4 +1,4 @@
-"""Command line: python -m benchmark run SUITE --out DIR [--workers W] | report DIR | list"""
+"""Command line: python -m benchmark run SUITE --out DIR [--workers W] | report DIR | list | speed --out DIR"""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 from benchmark.report import write_report
 from benchmark.runner import run_suite
 from benchmark.runs import Refused
+from benchmark.speed import add_parser, run_speed
 from benchmark.suites import SUITES
 
 
@@ -21,6 +22,7 @@ def main(argv=None):
     report = commands.add_parser("report", help="write report.md, results.csv and curves.png of the finished runs")
     report.add_argument("out", type=Path, metavar="DIR")
     commands.add_parser("list", help="show the suites")
+    add_parser(commands)
     args = parser.parse_args(argv)
 
     try:
@@ -32,6 +34,8 @@ def main(argv=None):
         if args.command == "report":
             print(write_report(args.out))
             return 0
+        if args.command == "speed":
+            return run_speed(args)
         if args.suite not in SUITES:
             raise Refused(f"unknown suite {args.suite}: choose one of {', '.join(SUITES)}")
         if args.workers is not None and args.workers < 1:
