@@ -33,7 +33,7 @@ TINY |= {"num_minibatches": 2, "eval_problems": 16, "pass_k": 2, "kl_coef": 0.1,
 TIMING = ("SPS", "seconds", "tokens_per_second")  # how the names of the columns that measure time end
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["faults", "toy_envs", "torch.utils.tensorboard", *SCRIPTS])
+SERVER.set_forkserver_preload(["faults", "toy_envs", "torch._dynamo", "torch.utils.tensorboard", *SCRIPTS])
 
 
 def small(name: str, updates: int = UPDATES, **changes) -> list[str]:
@@ -59,7 +59,7 @@ class Ended:
 
 
 class Process:
-    """python NAME.py WORDS in the folder cwd, forked."""
+    """NAME.py WORDS in the folder cwd, forked."""
 
     def __init__(self, name: str, words: list, cwd: Path, fault: Callable | None = None):
         logs = cwd / "logs"
@@ -128,11 +128,13 @@ class After:
         script.RunFiles.log = counting
 
 
-def signal_itself(number: int, run_dir: Path) -> None:
-    os.kill(os.getpid(), number)
+def signal_itself(numbers: tuple[int, ...], run_dir: Path) -> None:
+    for number in numbers:
+        os.kill(os.getpid(), number)
 
 
-KILL, TERMINATE, INTERRUPT = (partial(signal_itself, x) for x in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+KILL, TERMINATE, INTERRUPT = (partial(signal_itself, (x,)) for x in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+TERMINATE_TWICE = partial(signal_itself, (signal.SIGTERM, signal.SIGTERM))
 
 
 def fill_disk(run_dir: Path) -> None:
@@ -294,6 +296,8 @@ def read_checkpoint(run_dir: Path) -> dict:
     for name in ("name", "sizes", "seconds", "eval_seconds"):
         saved["files"].pop(name)
     saved["args"].pop("run_dir")
+    for batch, _ in saved.get("queue", ()):
+        batch.pop("seconds")
     return saved
 
 

@@ -120,6 +120,32 @@ class Target(Counter):
         return obs, -float((action[0] - 0.5) ** 2), True, False, info
 
 
+class Unseeded(Counter):
+    """Observes numbers that no seed repeats."""
+
+    def observe(self):
+        return np.random.default_rng().normal(size=1).astype(np.float32)
+
+
+class Walk(Noise):
+    """Observes the sum of the actions, and writes into the array that it was given. Episodes end at random."""
+
+    observation_space = Box(-np.inf, np.inf, (2,))
+    seeds, actions = [], []
+
+    def reset(self, *, seed=None, options=None):
+        self.position = np.zeros(2, np.float32)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        action *= 0.5
+        self.position += action
+        return super().step(action)
+
+    def observe(self):
+        return self.position.copy()
+
+
 def register(name: str, env: type, **more) -> None:
     gym.register(f"{name}-v0", env, disable_env_checker=True, **more)
 
@@ -138,6 +164,8 @@ register("DiscreteActions", DiscreteActions, kwargs={"length": 3})
 register("Noise", Noise)
 register("Constant", Counter, kwargs={"length": 1})
 register("Matrix", Matrix)
+register("Unseeded", Unseeded, kwargs={"length": 20})
+register("Walk", Walk)
 register("Sign", Sign)
 register("Delayed", Delayed)
 register("Target", Target)
