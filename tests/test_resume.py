@@ -95,8 +95,9 @@ def assert_refused(outcome: tuple[int, str, str], *words: str) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize("lag", [0, 3])
-@pytest.mark.parametrize(("what", "code"), [(KILL, -signal.SIGKILL), (TERMINATE, 143), (INTERRUPT, 130)])
+@pytest.mark.parametrize(
+    ("lag", "what", "code"), [(0, KILL, -signal.SIGKILL), (3, KILL, -signal.SIGKILL), (3, TERMINATE, 143)]
+)
 def test_a_run_that_was_stopped_goes_on_to_the_same_end(name, lag, what, code, straight, tmp_path):
     ended = run(name, *small(name, lag=lag), "--run-dir", tmp_path / "run", cwd=tmp_path, fault=After(3, what))
     assert ended.code == code
@@ -112,13 +113,11 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(name, lag, what, code, s
 def test_the_comparison_sees_a_difference(name, straight):
     """Else the tests of this file would show nothing."""
     found = differences(straight(name), straight(name, lag=0))
-    assert {"model.pt", "metrics.csv", "TensorBoard", "result.json", "checkpoint.pt"} <= {*found}
+    assert {"model.pt", "metrics.csv", "TensorBoard", "checkpoint.pt"} <= {*found}
 
 
 ENVIRONMENTS = {
     "toy_envs:ThreeStep-v0": {},  # 8 steps a rollout: episodes end within it
-    "toy_envs:ThreeStepTimeLimit-v0": {},
-    "toy_envs:Endless-v0": {"eval_episodes": 0},
     "toy_envs:Matrix-v0": {},  # float64
     "toy_envs:DictCounter-v0": {},
     "toy_envs:Walk-v0": {},
@@ -184,7 +183,7 @@ def test_tensorboard_has_every_point_once(name, killed, straight):
 
 
 @EVERY
-@pytest.mark.parametrize("every", [0, 1, 4])
+@pytest.mark.parametrize("every", [0, 4])
 def test_checkpoints_change_nothing_in_training(name, every, straight):
     a, b = straight(name), straight(name, checkpoint_every=every)
     assert same_tensors(read_model(a), read_model(b))
@@ -206,14 +205,14 @@ def test_a_run_that_was_moved_goes_on(name, killed, straight, tmp_path):
 
 
 def kill_often(name: str, tmp_path: Path, straight, times: int, moment) -> faults.Kills:
-    reference = straight(name, updates=30)
+    reference = straight(name, updates=20)
     folders = []
 
     def check(folder):
         assert differences(reference, folder) == []
         folders.append(folder)
 
-    kills = faults.kill_and_resume(name, tmp_path, small(name, updates=30), times, moment, check)
+    kills = faults.kill_and_resume(name, tmp_path, small(name, updates=20), times, moment, check)
     assert len(folders) == kills.finished
     assert kills.done == times
     return kills
@@ -221,7 +220,7 @@ def kill_often(name: str, tmp_path: Path, straight, times: int, moment) -> fault
 
 @EVERY
 def test_killed_at_random_moments(name, straight, tmp_path):
-    assert kill_often(name, tmp_path, straight, 5, partial(faults.at_random, random.Random(1), 1.0)).finished
+    assert kill_often(name, tmp_path, straight, 5, partial(faults.at_random, random.Random(1), 0.6)).finished
 
 
 @EVERY
@@ -234,7 +233,7 @@ def test_killed_while_a_checkpoint_is_written(name, straight, tmp_path):
 @pytest.mark.parametrize("write", [False, True])
 def test_killed_a_hundred_times(name, write, straight, tmp_path):
     rng = random.Random(2)
-    moment = partial(faults.in_a_write, rng) if write else partial(faults.at_random, rng, 1.0)
+    moment = partial(faults.in_a_write, rng) if write else partial(faults.at_random, rng, 0.6)
     kills = kill_often(name, tmp_path, straight, 100, moment)
     assert not write or kills.in_write > 10
 
