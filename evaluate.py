@@ -300,6 +300,9 @@ def main() -> int:
     except (Refused, FloatingPointError, TimeoutError) as error:
         print(f"{Path(__file__).name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, Refused) else 1
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
     return 0
 
 
