@@ -928,6 +928,8 @@ def show_mujoco_warnings() -> None:
         import mujoco
     except ImportError:
         return  # an environment from elsewhere
+    except Exception as error:  # a MUJOCO_GL that it does not know, say
+        raise Refused(f"MuJoCo does not start: {error}") from error
     if mujoco.get_mju_user_warning() is None:
         mujoco.set_mju_user_warning(lambda text: "settotalmass" in text or print(f"MuJoCo: {text}", file=sys.stderr))
 
