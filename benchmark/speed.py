@@ -157,7 +157,7 @@ def enlist(args):
             found += ours("control", name, f"{name.lower()}_continuous.py", flags, lags=(0, 63), unit=1)
         found += [other("control", SB3, "sb3", args), other("control", SBX, "sbx", args)] if args.peers else []
         found += [other("control", CLEANRL, "cleanrl", args)] if args.cleanrl else []
-        alone = {BARE: "environment", f"{BARE}, async": "async_environment", "physics alone": "physics"}
+        alone = {BARE: "environment", "AsyncVectorEnv": "async_environment", "physics alone": "physics"}
         found += [other("control", name, which, args) for name, which in alone.items()]
     if args.only in (None, "llm"):
         flags = LLM | {"num-updates": WARMUP["llm"] + FACTOR["llm"] * args.iterations}
