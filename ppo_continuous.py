@@ -442,31 +442,41 @@ def gradient_step(agent: Agent, adam: dict, mb: dict[str, torch.Tensor], args: A
     return adam, {name: x.detach() for name, x in metrics.items()}
 
 
-def compile_step():
-    """`gradient_step` as one graph of fused kernels. Raises Refused without what compiling needs."""
+def gradient_steps(agent: Agent, adam: dict, minibatches: list[dict], args: Args) -> tuple[dict, list[dict]]:
+    """`gradient_step` on each: calling a compiled graph costs as much as half a step, so it takes several."""
+    steps = []
+    for mb in minibatches:
+        adam, metrics = gradient_step(agent, adam, mb, args)
+        steps.append(metrics)
+    return adam, steps
+
+
+def compile_steps():
+    """`gradient_steps` as one graph of fused kernels. Raises Refused without what compiling needs."""
     compiler = os.environ.get("CXX", "g++")
     if not (shutil.which(compiler) and Path(sysconfig.get_path("include"), "Python.h").exists()):
         raise Refused(f"--compile needs a C++ compiler ({compiler}) and Python's headers; install them or leave it out")
     torch.compiler.reset()  # graphs of earlier trainings in this process count towards a limit
     torch._dynamo.config.trace_autograd_ops = True  # take autograd.grad into the graph
-    return torch.compile(gradient_step, fullgraph=True, dynamic=False, options={"cpp_wrapper": True})
+    return torch.compile(gradient_steps, fullgraph=True, dynamic=False, options={"cpp_wrapper": True})
 
 
-def update(agent: Agent, adam: dict, batch: dict, args: Args, rng: np.random.Generator, step=None) -> tuple[dict, dict]:
-    """Epochs x minibatches of gradient steps on a flat batch (B, ...), with `gradient_step` or its compiled form.
+def update(agent: Agent, adam: dict, batch: dict, args: Args, rng: np.random.Generator, steps_fn=gradient_steps):
+    """Epochs x minibatches of gradient steps on a flat batch (B, ...), by `gradient_steps` or its compiled form.
 
     Gives the agent its new parameters. Returns (adam, metrics), metrics {name: (gradient steps,)}. Raises
     FloatingPointError where a loss or gradient is not finite (looked at once per update).
     """
-    step = step or gradient_step
     names, steps = ("obs", "actions", "logprobs", "learner_logprobs", "advantages", "returns"), []
     orders = [rng.permutation(args.batch_size) for _ in range(args.update_epochs)]  # all, also if target_kl ends early
+    graph_length = math.gcd(args.num_minibatches, 4)
     for order in orders:
         b_inds = torch.as_tensor(order, device=batch["obs"].device)
-        minibatches = zip(*(batch[name][b_inds].split(args.minibatch_size) for name in names), strict=True)
-        for minibatch in minibatches:
-            adam, metrics = step(agent, adam, dict(zip(names, minibatch, strict=True)), args)
-            steps.append(metrics)
+        columns = [batch[name][b_inds].split(args.minibatch_size) for name in names]
+        minibatches = [dict(zip(names, column, strict=True)) for column in zip(*columns, strict=True)]
+        for i in range(0, args.num_minibatches, graph_length):
+            adam, metrics = steps_fn(agent, adam, minibatches[i : i + graph_length], args)
+            steps += metrics
         if args.target_kl is not None:
             epoch_kl = torch.stack([step["approx_kl"] for step in steps[-args.num_minibatches :]]).mean()
             if epoch_kl > args.target_kl:
@@ -525,7 +535,7 @@ def train(args: Args, signals: list | tuple = ()) -> dict:
     torch.set_num_threads(1)  # the networks are too small to gain from more, and one is reproducible
     args, saved = load_checkpoint(args.resume) if args.resume else (args, None)
     device = open_device(args.device)
-    step = compile_step() if args.compile else gradient_step
+    steps_fn = compile_steps() if args.compile else gradient_steps
     streams = np.random.SeedSequence(args.seed).spawn(TRAIN_STREAMS)  # one per purpose: no draw shifts another's
     env_stream, rngs = streams[0], [np.random.default_rng(stream) for stream in streams[1:]]
     action_rng, lag_rng, minibatch_rng = rngs
@@ -571,7 +581,7 @@ def train(args: Args, signals: list | tuple = ()) -> dict:
             trace = (reward_scaler(batch["rewards"]), values, next_values, batch["terminated"], batch["done"])
             batch["advantages"], batch["returns"] = gae(*trace, args.gamma, args.gae_lambda)
             flat = {name: x.flatten(0, 1) for name, x in batch.items()}  # (B, ...)
-            adam, steps = update(agent, adam, flat, args, minibatch_rng, step)
+            adam, steps = update(agent, adam, flat, args, minibatch_rng, steps_fn)
 
             # statistics change only now, so that pi_T is one policy from the rollout to the end of its update
             agent.update_obs_stats(flat["obs"])
@@ -918,6 +928,8 @@ def show_mujoco_warnings() -> None:
         import mujoco
     except ImportError:
         return  # an environment from elsewhere
+    except Exception as error:  # a MUJOCO_GL that it does not know, say
+        raise Refused(f"MuJoCo does not start: {error}") from error
     if mujoco.get_mju_user_warning() is None:
         mujoco.set_mju_user_warning(lambda text: "settotalmass" in text or print(f"MuJoCo: {text}", file=sys.stderr))
 

@@ -45,11 +45,17 @@ LLM = {
 LLM |= {"learning-rate": 1e-5, "warm-start-steps": 25, "warm-start-dir": "../warm_start"}
 
 WARMUP = {"control": 3, "llm": 10, "memory": 3}  # iterations before the measured ones
-FACTOR = {"llm": 4, "environment": 5, "physics": 5}  # measured iterations of these, short ones, per --iterations
+FACTOR = {
+    "llm": 4,
+    "environment": 5,
+    "async_environment": 5,
+    "physics": 5,
+}  # measured iterations of these, short ones, per --iterations
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
 ENVIRONMENT |= {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
 ENVIRONMENT |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200", "PYTHONSAFEPATH": "1"}
+ALONE = ("environment", "async_environment", "physics")  # of speed_peers.py, what needs no peer
 HINT = "without --peers only our scripts, the bare environment and physics are measured; to have the others: "
 HINT += "python3 -m venv DIR, DIR/bin/pip install -r benchmark/speed_requirements.txt, then --peers DIR/bin/python"
 
@@ -151,7 +157,8 @@ def enlist(args):
             found += ours("control", name, f"{name.lower()}_continuous.py", flags, lags=(0, 63), unit=1)
         found += [other("control", SB3, "sb3", args), other("control", SBX, "sbx", args)] if args.peers else []
         found += [other("control", CLEANRL, "cleanrl", args)] if args.cleanrl else []
-        found += [other("control", BARE, "environment", args), other("control", "physics alone", "physics", args)]
+        alone = {BARE: "environment", "AsyncVectorEnv": "async_environment", "physics alone": "physics"}
+        found += [other("control", name, which, args) for name, which in alone.items()]
     if args.only in (None, "llm"):
         flags = LLM | {"num-updates": WARMUP["llm"] + FACTOR["llm"] * args.iterations}
         for name in ("GRPO", "VACO"):
@@ -186,7 +193,7 @@ def other(table, name, which, args):
     iterations = FACTOR.get(which, FACTOR.get(table, 1)) * args.iterations
     words = [which, "--warmup", str(WARMUP[table]), "--iterations", str(iterations)]
     words += ["--cleanrl", "../cleanrl.py"] if which == "cleanrl" else []
-    python = sys.executable if which in ("environment", "physics") else str(args.peers.absolute())
+    python = sys.executable if which in ALONE else str(args.peers.absolute())
     return Contestant(table, name, "benchmark/speed_peers.py", words, python)
 
 

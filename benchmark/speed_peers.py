@@ -3,7 +3,7 @@ python speed_peers.py NAME --warmup W --iterations I [--cleanrl PATH]
 
 The last line it prints is JSON: steps and seconds of the I iterations after W of warm-up, versions, and for TRL the
 share of the seconds spent on sampling. Runs in an environment with speed_requirements.txt, so it imports nothing from
-this repository; `environment` and `physics` need gymnasium[mujoco] alone.
+this repository; the environments and `physics` need gymnasium[mujoco] alone.
 """
 
 import argparse
@@ -41,12 +41,12 @@ def main():
     print(json.dumps(result), flush=True)
 
 
-def environment(args):
+def environment(args, vector_env="SyncVectorEnv"):
     """gymnasium's vector environment with random actions: what is left if learning costs nothing."""
     import gymnasium as gym
     import numpy as np
 
-    envs = gym.vector.SyncVectorEnv([lambda: gym.make(ENV_ID)] * NUM_ENVS)
+    envs = getattr(gym.vector, vector_env)([lambda: gym.make(ENV_ID)] * NUM_ENVS)
     envs.reset(seed=1)
     rng, marks = np.random.default_rng(1), []
     for _ in range(args.warmup + args.iterations):
@@ -55,6 +55,11 @@ def environment(args):
             envs.step(action)
         marks.append(time.perf_counter())
     return marks, BATCH_SIZE
+
+
+def async_environment(args):
+    """The same with a process per environment, on all cores."""
+    return environment(args, "AsyncVectorEnv")
 
 
 def physics(args):
@@ -207,7 +212,7 @@ def trl(args):
     return marks, PROMPTS * GENERATIONS, share
 
 
-CONTESTANTS = {f.__name__: f for f in (environment, physics, sb3, sbx, cleanrl, trl)}
+CONTESTANTS = {f.__name__: f for f in (environment, async_environment, physics, sb3, sbx, cleanrl, trl)}
 
 if __name__ == "__main__":
     main()

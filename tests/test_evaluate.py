@@ -1,0 +1,347 @@
+"""evaluate.py on real runs of all four scripts: the same numbers in a new process, films, prompts, refusals."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import CONTROL, ENVIRONMENT, flags, load, read_csv, run_script
+
+import evaluate
+
+LLM = ("grpo_llm", "vaco_llm")
+# six updates, evaluations after the third and the last, one checkpoint after the third
+SMALL = {"num_envs": 4, "num_steps": 16, "num_minibatches": 4, "update_epochs": 2, "total_timesteps": 384}
+SMALL |= {"eval_episodes": 3, "num_evals": 2, "checkpoint_every": 3, "learning_rate": 3e-3, "seed": 5}
+TINY = {"num_terms": 2, "ops": "+", "n_layer": 1, "n_head": 2, "n_embd": 32, "warm_start_steps": 60}
+TINY |= {"warm_start_learning_rate": 0.01, "num_prompts": 4, "num_generations": 4, "num_updates": 4, "num_evals": 2}
+TINY |= {"eval_problems": 24, "pass_k": 2, "checkpoint_every": 2, "seed": 5}
+SETTINGS = {
+    "ppo_continuous": SMALL | {"env_id": "toy_envs:DictCounter-v0", "lag": 2},  # flattened, a module of the user's
+    "vaco_continuous": SMALL | {"env_id": "Hopper-v5"},
+    "grpo_llm": TINY,
+    "vaco_llm": TINY | {"lag": 1, "task": "word-problems"},
+}
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    """A finished run of each script, by its own process. Nobody writes to them: see `copied`."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, settings in SETTINGS.items():
+        done = run_script(name, *flags(**settings, run_dir=name, exp_name="of-my-own"), cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return {name: folder / name for name in SETTINGS}
+
+
+@pytest.fixture
+def copied(runs, tmp_path):
+    """copied(name) -> a copy of that run, to be damaged."""
+    return lambda name: shutil.copytree(runs[name], tmp_path / name)
+
+
+@pytest.fixture
+def main(monkeypatch, capfd, tmp_path):
+    """main(*words) -> (exit code, stdout, stderr) of `python evaluate.py WORDS`, in this process."""
+
+    def main(*words):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, words)])
+        try:
+            code = evaluate.main()
+        except SystemExit as end:
+            code = end.code
+        return code, *capfd.readouterr()
+
+    return main
+
+
+@pytest.fixture
+def refuses(main):
+    """refuses(words, *parts): exit code 2, nothing on stdout, one line on stderr, with these parts."""
+
+    def refuses(words, *parts: str):
+        code, out, err = main(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert [part for part in ("evaluate.py: ", *parts) if part not in err] == []
+
+    return refuses
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def scores(text: str) -> dict[str, float]:
+    """The numbers of the first line."""
+    return {name: float(x) for name, x in re.findall(r"(\w+) (-?[\d.e-]+)(?:,|$)", text.splitlines()[0].split(": ")[1])}
+
+
+def change_config(folder: Path, change) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+# -------------------------------------------------------------------------------------------------- the same numbers
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_new_process_gives_the_last_row_of_evals_csv(runs, name, tmp_path):
+    before = files(runs[name])
+    done = run_script("evaluate", str(runs[name]), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    own = read_csv(runs[name] / "evals.csv")[-1]
+    own.pop("global_step" if name in CONTROL else "update")
+    assert {key: x for key, x in scores(done.stdout).items() if key in own} == own  # bit for bit: repr and back
+    first, second, *more = done.stdout.splitlines()
+    assert "(model.pt), seed 5, " in first
+    assert first.startswith(f"{SETTINGS[name].get('env_id') or SETTINGS[name].get('task', 'arithmetic')} ")
+    assert second == "equal to the run's own evaluation, to the last digit"
+    assert bool(more) == (name in LLM)
+    assert files(runs[name]) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_other_seeds_and_counts_are_not_compared(runs, name, main):
+    for words in (("--seed", 6), ("--episodes", 5)):
+        code, out, err = main(runs[name], *words)
+        assert (code, err) == (0, "")
+        assert re.search(r"seed 6, |seed 5, 5 (episodes|problems): ", out)
+        assert "own evaluation" not in out
+    assert scores(main(runs[name], "--episodes", 5)[1]) == scores(out)
+
+
+def test_the_numbers_are_those_of_the_policy(runs, main, copied):
+    """Another policy gives others, and the comparison says so."""
+    folder = copied("vaco_continuous")
+    state = torch.load(folder / "model.pt", weights_only=True)
+    state["log_std"] += 1
+    torch.save(state, folder / "model.pt")
+    own = scores(main(runs["vaco_continuous"])[1])
+    code, out, _ = main(folder)
+    assert code == 0
+    assert scores(out)["eval_return"] != own["eval_return"]
+    assert f"not equal to the run's own evaluation (eval_return {own['eval_return']}, eval_std" in out
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_an_unfinished_run_is_evaluated_from_its_checkpoint(copied, name, main):
+    """And compared with the evaluation after that update, if there was one."""
+    folder, step, update = copied(name), *((192, 3) if name in CONTROL else (2, 2))
+    (folder / "model.pt").unlink()
+    (own,) = [row for row in read_csv(folder / "evals.csv") if next(iter(row.values())) == step]
+    code, out, err = main(folder)
+    assert (code, err) == (0, "")
+    assert f"(checkpoint after update {update})" in out
+    assert "equal to the run's own evaluation" in out
+    assert scores(out).items() >= dict(list(own.items())[1:]).items()
+    (folder / "checkpoint.pt").unlink()  # the one before is of the start, which only the LLM scripts evaluate
+    code, out, _ = main(folder)
+    assert code == 0
+    assert "(checkpoint after update 0)" in out
+    assert ("equal to the run's own evaluation" in out) == (name in LLM)
+
+
+def test_the_script_is_the_one_that_config_json_names(copied, main):
+    """By "script", or else by the command, whatever the name of the experiment."""
+    folder = change_config(copied("ppo_continuous"), lambda config: config.update(command=["x.py"]))
+    assert main(folder)[0] == 0
+    change_config(folder, lambda config: [config.pop("script"), config.update(command=["/x/ppo_continuous.py"])])
+    assert main(folder)[0] == 0
+
+
+# -------------------------------------------------------------------------------------------------- language models
+
+
+def test_examples_are_those_of_the_run(runs, main):
+    """samples.jsonl holds what the last evaluation sampled."""
+    for name in LLM:
+        _, out, _ = main(runs[name])
+        lines = [json.loads(line) for line in (runs[name] / "samples.jsonl").read_text().splitlines()]
+        lines = [line for line in lines if line["update"] == 4]
+        assert lines
+        for line in lines:
+            verdict = "right" if line["reward"] else f"wrong, the answer is {line['reference']}"
+            assert f"{line['prompt']}  ({verdict})\n" in out
+            assert all(part in out for part in line["completion"].splitlines())
+
+
+def test_a_prompt_of_ones_own(runs, main):
+    """The greedy completion, the same as among many prompts."""
+    script = load("grpo_llm")
+    args = script.Args(**TINY)
+    task = script.make_task(args)
+    tokenizer = script.CharTokenizer(task.alphabet)
+    context = task.prompt_length + args.completion_length
+    model = script.GPT(len(tokenizer.alphabet), context, args.n_layer, args.n_head, args.n_embd)
+    model.load_state_dict(torch.load(runs["grpo_llm"] / "model.pt", weights_only=True))
+    problems = script.draw_problems(task, 5, np.random.default_rng(0), held_out=True)
+    _, texts = script.complete(model, task, tokenizer, problems, 1, args)
+    for problem, text in zip(problems, texts, strict=True):
+        assert main(runs["grpo_llm"], "--prompt", problem.prompt)[:2] == (0, f"{text}\n")
+
+
+@pytest.mark.parametrize("prompt", ["7?5=", "", "7+5$", "7+5-3=", "1" * 100])
+def test_a_prompt_that_cannot_be_read_is_refused(runs, refuses, prompt):
+    refuses([runs["grpo_llm"], "--prompt", prompt], "--prompt must be 1 to 4 characters of '0123456789+-=;', not ")
+
+
+# ------------------------------------------------------------------------------------------------------------ films
+
+
+def can_film() -> bool:
+    code = "import moviepy, gymnasium as g; e = g.make('Hopper-v5', render_mode='rgb_array'); e.reset(); e.render()"
+    return not subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT | {"MUJOCO_GL": "egl"}, capture_output=True
+    ).returncode
+
+
+def test_a_film_of_the_first_episode(copied, tmp_path):
+    if not can_film():
+        pytest.skip("needs moviepy and EGL")
+    from matplotlib.image import imread
+    from moviepy import VideoFileClip
+
+    folder, script = copied("vaco_continuous"), load("vaco_continuous")
+    before = files(folder)
+    state = torch.load(folder / "model.pt", weights_only=True)
+    agent = script.Agent(state["obs_mean"].numel(), state["log_std"].numel())
+    agent.load_state_dict(state)
+    returns, lengths = script.evaluate(agent, "Hopper-v5", 3, seed=5)
+    done = run_script("evaluate", str(folder), "--video", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "equal to the run's own evaluation, to the last digit" in done.stdout  # drawing changes nothing
+    assert f"first of these episodes, return {returns[0]}, {lengths[0]} steps: {folder / 'video'}\n" in done.stdout
+    new = files(folder).keys() - before.keys()
+    assert new == {"video/frames.png", "video/seed5-episode-0.mp4"}
+    assert {name: x for name, x in files(folder).items() if name not in new} == before
+    strip = imread(folder / "video" / "frames.png")
+    assert strip.shape[:2] == (480, 8 * 480)
+    assert not np.array_equal(strip[:, :480], strip[:, -480:])
+    with VideoFileClip(str(folder / "video" / "seed5-episode-0.mp4")) as clip:
+        assert abs(clip.n_frames - (lengths[0] + 1)) <= 1  # the reader rounds
+    # once more, elsewhere, cut
+    code = (
+        f"import sys, evaluate; evaluate.LONGEST_FILM = 4; sys.argv[1:] = [{str(folder)!r}, '--video', '--out', 'film']"
+    )
+    command = [sys.executable, "-c", f"{code}; sys.exit(evaluate.main())"]
+    root = str(Path(evaluate.__file__).parent)
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT | {"PYTHONPATH": root}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "its first 4 steps: film\n" in done.stdout
+    with VideoFileClip(str(tmp_path / "film" / "seed5-episode-0.mp4")) as clip:
+        assert abs(clip.n_frames - 5) <= 1
+
+
+def test_filming_without_moviepy_is_refused(runs, refuses, monkeypatch):
+    monkeypatch.setitem(sys.modules, "moviepy", None)
+    refuses([runs["vaco_continuous"], "--video"], "moviepy", 'pip install "gymnasium[other]"')
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of gymnasium's viewer
+def test_filming_what_cannot_be_drawn_is_refused(runs, refuses, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "moviepy", sys)  # it is only asked whether it is there
+    refuses([runs["ppo_continuous"], "--video", "--out", tmp_path / "film"], "DictCounter-v0 cannot be drawn here")
+    monkeypatch.setenv("MUJOCO_GL", "nothing")  # what the user has set is respected
+    refuses([runs["vaco_continuous"], "--video"], "Hopper-v5 cannot be drawn here", "MUJOCO_GL is nothing")
+    assert os.environ["MUJOCO_GL"] == "nothing"
+    assert not (runs["vaco_continuous"] / "video").exists()
+
+
+# --------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_options_that_do_not_fit_are_refused(runs, refuses, tmp_path):
+    control, llm = runs["ppo_continuous"], runs["grpo_llm"]
+    refuses([tmp_path / "nothing"], "config.json cannot be read (No such file or directory)")
+    refuses([llm, "--video"], "--video is for runs of ppo_continuous and vaco_continuous", "grpo_llm")
+    refuses([control, "--prompt", "7+5="], "--prompt is for runs of grpo_llm and vaco_llm", "ppo_continuous")
+    for folder in (control, llm):
+        refuses([folder, "--episodes", "0"], "--episodes must lie in 1 .. 100000, not 0")
+        refuses([folder, "--episodes", "-3"], "-3")
+        refuses([folder, "--seed", "-1"], "--seed must lie in 0 .. 4294967295, not -1")
+        refuses([folder, "--device", "cuda:99"], "--device cuda:99 cannot be used on this machine; try --device cpu")
+        refuses([folder, "--out", "film"], "add --video")
+    refuses([llm, "--prompt", "7+5=", "--seed", "1"], "--prompt evaluates nothing; leave out --episodes and --seed")
+
+
+def test_a_run_without_evaluations_needs_a_number(copied, refuses, main):
+    folder = change_config(copied("ppo_continuous"), lambda config: config["args"].update(eval_episodes=0))
+    refuses([folder], "--episodes must lie in 1 .. 100000, not 0")
+    assert main(folder, "--episodes", 3)[0] == 0
+
+
+def write_config(text: str):
+    return lambda folder: (folder / "config.json").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "part"),
+    [
+        (write_config("{"), "config.json cannot be read (damaged)"),
+        (write_config("[]"), "damaged"),
+        (write_config("{}"), "damaged"),
+        (write_config('{"script": "os", "args": {}}'), "a run of 'os', not of ppo_continuous, "),
+        (write_config('{"script": ["ppo_continuous"], "args": {}}'), "a run of ['ppo_continuous'], not of "),
+        (write_config('{"command": ["../this.py"], "args": {}}'), "a run of 'this'"),
+        (write_config('{"script": "ppo_continuous", "args": {"flag": 1}}'), "does not fit ppo_continuous.py"),
+        (write_config('{"script": "ppo_continuous", "args": {"gamma": 2}}'), "--gamma must lie in [0, 1]"),
+        (write_config('{"script": "ppo_continuous", "args": {"seed": "a"}}'), "does not fit"),
+        (write_config('{"script": "ppo_continuous", "args": {"env_id": "No-v5"}}'), "--env-id No-v5"),
+        (write_config('{"script": "ppo_continuous", "args": {"env_id": "Hopper-v5"}}'), "model.pt does not fit"),
+        (write_config('{"script": "vaco_llm", "args": {}}'), "model.pt does not fit"),
+        (lambda folder: (folder / "model.pt").write_bytes(b""), "model.pt is damaged"),
+        (lambda folder: (folder / "model.pt").write_bytes(b"nonsense" * 100), "model.pt is damaged"),
+        (lambda folder: os.truncate(folder / "model.pt", 3000), "model.pt is damaged"),
+        (lambda folder: torch.save({"x": Path("x")}, folder / "model.pt"), "model.pt is damaged"),  # would run code
+        (lambda folder: torch.save([1, 2], folder / "model.pt"), "model.pt does not fit"),
+        (lambda folder: [path.unlink() for path in folder.glob("*.pt")], "holds no model.pt and no checkpoint.pt"),
+        (
+            lambda folder: [(folder / "model.pt").unlink(), os.truncate(folder / "checkpoint.pt", 3000)],
+            "checkpoint.pt is",
+        ),
+        (lambda folder: [(folder / "model.pt").unlink(), torch.save({}, folder / "checkpoint.pt")], "checkpoint.pt is"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_refused(copied, refuses, damage, part):
+    folder = copied("ppo_continuous")
+    damage(folder)
+    refuses([folder], part)
+    assert "this" not in sys.modules
+
+
+def test_a_damaged_table_is_no_reason_to_refuse(copied, main):
+    """There is nothing to compare with, and no more."""
+    folder = copied("ppo_continuous")
+    for text in ("", "global_step,eval_return\n", "global_step,eval_return\nx,y\n", "global_step\n1,2\n"):
+        (folder / "evals.csv").write_text(text)
+        code, out, err = main(folder)
+        assert (code, err, len(out.splitlines())) == (0, "", 1)
+    (folder / "evals.csv").unlink()
+    assert main(folder)[0] == 0
+
+
+def test_a_policy_that_is_not_finite_fails(copied, main):
+    folder = copied("vaco_continuous")
+    state = torch.load(folder / "model.pt", weights_only=True)
+    state["log_std"] += torch.nan
+    torch.save(state, folder / "model.pt")
+    code, _, err = main(folder)
+    assert code == 1
+    assert "not finite" in err
+
+
+def test_help(main):
+    code, out, _ = main("--help")
+    assert not code
+    for flag in ("--episodes", "--seed", "--device", "--video", "--out", "--prompt"):
+        assert flag in out
