@@ -6,6 +6,7 @@ saves seconds a run. A `fault` is called in the process before it starts, with t
 
 import csv
 import errno
+import logging
 import multiprocessing
 import os
 import random
@@ -31,6 +32,8 @@ TINY = {"num_terms": 2, "ops": "+", "n_layer": 1, "n_head": 2, "n_embd": 32, "wa
 TINY |= {"warm_start_learning_rate": 0.01, "learning_rate": 1e-3, "num_prompts": 4, "num_generations": 4}
 TINY |= {"num_minibatches": 2, "eval_problems": 16, "pass_k": 2, "kl_coef": 0.1, "warm_start_dir": "warm"}
 TIMING = ("SPS", "seconds", "tokens_per_second")  # how the names of the columns that measure time end
+
+logging.getLogger("tensorboard").setLevel(logging.ERROR)  # its reader tells of every purge
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["faults", "toy_envs", "torch._dynamo", "torch.utils.tensorboard", *SCRIPTS])
@@ -156,11 +159,12 @@ def limit_files(run_dir: Path) -> None:
 
 
 class SmallDisk:
-    """A disk of its own, of so many bytes, at the path. None where this user may not mount one."""
+    """A disk of its own, of 8 MiB, at the path. None where this user may not mount one."""
 
-    def __init__(self, path: Path, size: int):
+    def __init__(self, path: Path, *options: str):
         path.mkdir()
-        self.path, command = path, ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+        options = ",".join(("size=8m", *options))
+        self.path, command = path, ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
         self.mounted = subprocess.run(command, capture_output=True).returncode == 0 if shutil.which("mount") else False
 
     def __enter__(self):

@@ -205,14 +205,14 @@ def test_a_run_that_was_moved_goes_on(name, killed, straight, tmp_path):
 
 
 def kill_often(name: str, tmp_path: Path, straight, times: int, moment) -> faults.Kills:
-    reference = straight(name, updates=20)
+    reference = straight(name, 20)
     folders = []
 
     def check(folder):
         assert differences(reference, folder) == []
         folders.append(folder)
 
-    kills = faults.kill_and_resume(name, tmp_path, small(name, updates=20), times, moment, check)
+    kills = faults.kill_and_resume(name, tmp_path, small(name, 20), times, moment, check)
     assert len(folders) == kills.finished
     assert kills.done == times
     return kills
@@ -403,28 +403,29 @@ def test_another_commit_is_said(killed, main):
 
 
 @EVERY
-@pytest.mark.parametrize("real", [True, False], ids=["disk", "limit"])
-def test_a_full_disk(name, real, straight, tmp_path):
+@pytest.mark.parametrize(
+    ("fault", "every"),
+    [(faults.fill_disk, 1), (faults.fill_disk, 0), (faults.limit_files, 1)],
+    ids=["disk", "disk between checkpoints", "limit"],
+)
+def test_a_full_disk(name, fault, every, straight, tmp_path):
     """Ends in one line; with room again it goes on to the same end."""
-    with faults.SmallDisk(tmp_path / "disk", 8 * 2**20) as disk:
+    real, updates = fault is faults.fill_disk, 20
+    with faults.SmallDisk(tmp_path / "disk") as disk:
         if real and not disk:
             pytest.skip("this user cannot mount a small disk")
         run_dir = tmp_path / "disk" / "run"
-        words = [*small(name), "--run-dir", run_dir]
-        fault = After(3, faults.fill_disk if real else faults.limit_files)
-        ended = run(name, *words, cwd=tmp_path, fault=fault)
-        assert ended.code == 1
-        assert "Traceback" not in ended.err
-        (line,) = ended.err.splitlines()
-        assert line.startswith("failed: update ")
-        assert os.strerror(errno.ENOSPC if real else errno.EFBIG) in line
-        assert f"make room, then --resume {run_dir} goes on" in line
-        assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] >= 2
+        words = [*small(name, updates, checkpoint_every=every), "--run-dir", run_dir]
+        ended = run(name, *words, cwd=tmp_path, fault=After(3, fault))
+        assert (ended.code, len(ended.err.splitlines())) == (1, 1), ended
+        assert ended.err.startswith("failed: update ")
+        assert os.strerror(errno.ENOSPC if real else errno.EFBIG) in ended.err
+        assert f"make room, then --resume {run_dir} goes on" in ended.err
+        assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 2 * every
         if real:
-            ended = resume(name, run_dir)  # still no room
-            assert ended.code in (1, 2)
-            assert "Traceback" not in ended.err
+            again = run(name, "--resume", run_dir, cwd=tmp_path)  # still no room
+            assert (again.code, len(again.err.splitlines())) == (2, 1), again
             (tmp_path / "disk" / "filler").unlink()
-        ended = resume(name, run_dir)
+        ended = run(name, "--resume", run_dir, cwd=tmp_path)
         assert (ended.code, ended.err) == (0, "")
-        assert differences(straight(name), run_dir) == []
+        assert differences(straight(name, updates, checkpoint_every=every), run_dir) == []
