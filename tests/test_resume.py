@@ -345,6 +345,24 @@ def test_a_checkpoint_cannot_run_code(name, killed, tmp_path, main):
     assert not (tmp_path / "trapped").exists()
 
 
+@pytest.mark.parametrize("name", faults.LLM)
+def test_a_flipped_bit_of_a_warm_start_is_noticed(name, tmp_path, capsys):
+    script = load(name)
+    args = script.Args(**faults.TINY | {"warm_start_dir": str(tmp_path), "warm_start_steps": 0})
+    task = script.make_task(args)
+    make = partial(script.warm_start, args, task, script.CharTokenizer(task.alphabet), torch.device("cpu"))
+    good, (path,), rng, noticed = make().state_dict(), tmp_path.iterdir(), random.Random(0), 0
+    intact = path.read_bytes()
+    for _ in range(60):
+        path.write_bytes(intact)
+        faults.flip_bit(path, rng)
+        try:
+            assert same_tensors(make().state_dict(), good)  # some bytes mean nothing
+        except script.Refused:
+            noticed += 1
+    assert noticed > 40
+
+
 # ---------------------------------------------------------------------------------------------------- what is refused
 
 
@@ -429,3 +447,17 @@ def test_a_full_disk(name, fault, every, straight, tmp_path):
         ended = run(name, "--resume", run_dir, cwd=tmp_path)
         assert (ended.code, ended.err) == (0, "")
         assert differences(straight(name, updates, checkpoint_every=every), run_dir) == []
+
+
+@pytest.mark.parametrize("name", faults.LLM)
+def test_a_full_disk_during_the_warm_start(name, tmp_path):
+    with faults.SmallDisk(tmp_path / "disk") as disk:
+        if not disk:
+            pytest.skip("this user cannot mount a small disk")
+        (tmp_path / "disk" / "warm").mkdir()
+        faults.fill_disk(tmp_path / "disk" / "warm")
+        words = small(name, warm_start_dir=tmp_path / "disk" / "warm")
+        ended = run(name, *words, "--run-dir", tmp_path / "run", cwd=tmp_path)
+        assert (ended.code, len(ended.err.splitlines())) == (2, 1), ended
+        assert "--warm-start-dir" in ended.err
+        assert not (tmp_path / "run").exists()
