@@ -11,14 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmark import report, runner, runs
 from benchmark.runs import ROOT
-from benchmark.stats import area_under_curve, paired_difference
 from benchmark.suites import SUITES, Suite
 
 SCRIPTS = pytest.mark.skipif(
@@ -456,52 +454,6 @@ def test_a_damaged_suite_file_is_refused_in_a_line(tmp_path, key, value):
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(runs.Refused, match="is not a suite"):
         runs.recall_suite(tmp_path / "out")
-
-
-# ---------------------------------------------------------------------------------------------------------- statistics
-
-
-def test_paired_difference_by_hand():
-    mean, low, high, wins = paired_difference([3.0, 5.0, 1.0, 8.0], [1.0, 6.0, 1.0, 2.0])  # 2, -1, 0, 6
-    assert (mean, wins) == (1.75, 2)  # a tie is no win
-    assert -1 <= low < mean < high <= 6
-    assert paired_difference([3.0, 5.0, 1.0, 8.0], [1.0, 6.0, 1.0, 2.0]) == (mean, low, high, wins)
-    assert paired_difference([1.0, 6.0, 1.0, 2.0], [3.0, 5.0, 1.0, 8.0])[0] == -1.75
-
-
-def test_paired_difference_of_three_seeds_against_all_resamples():
-    difference = np.array([0.0, 3.0, 9.0])
-    means = [
-        np.mean([a, b, c]) for a in difference for b in difference for c in difference
-    ]  # each of 27, equally likely
-    _, low, high, _ = paired_difference(difference, np.zeros(3))
-    assert (low, high) == (min(means), max(means))  # each end has probability 1/27, more than 2.5 %
-
-
-def test_paired_difference_keeps_pairs():
-    x = np.array([100.0, 2000.0, 30000.0])  # the seeds differ much, the difference not at all
-    assert paired_difference(x, x - 5) == (5.0, 5.0, 5.0, 3)
-
-
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_no_interval_from_fewer_than_three_seeds(seeds):
-    assert paired_difference(np.full(seeds, 2.0), np.full(seeds, 1.0)) == (1.0, None, None, seeds)
-
-
-@pytest.mark.parametrize(
-    ("x", "y"), [([1.0], [1.0, 2.0]), ([], []), ([[1.0, 2.0]], [[1.0, 2.0]]), ([1.0, np.nan], [1.0, 1.0])]
-)
-def test_paired_difference_refuses_what_is_not_paired(x, y):
-    with pytest.raises(ValueError, match="x and y"):
-        paired_difference(x, y)
-
-
-def test_area_under_curve_by_hand():
-    assert area_under_curve([10, 20, 40], [0.0, 4.0, 10.0]) == (10 * 2 + 20 * 7) / 30
-    assert area_under_curve([5, 6], [3.0, 3.0]) == 3.0
-    for steps in ([1], [2, 1], [1, 1], [1, 2, 3]):
-        with pytest.raises(ValueError, match="a curve"):
-            area_under_curve(steps, np.zeros(min(len(steps), 2)))
 
 
 # --------------------------------------------------------------------------------------------------------- the scripts
