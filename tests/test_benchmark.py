@@ -1,10 +1,6 @@
-"""The benchmark: real processes of a quick stand-in, the report of known numbers, and the scripts themselves."""
+"""The runner of the benchmark: real processes of a quick stand-in, killed and resumed, and the scripts themselves."""
 
-import csv
 import importlib
-import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,68 +11,16 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmark import report, runner, runs
+from benchmark_helpers import DRIVER, STAND_IN, alive, cells, read_rows, toy, wait_for, write_runs
+
+from benchmark import results, runner, runs, tables
+from benchmark.document import to_markdown
 from benchmark.runs import ROOT
 from benchmark.suites import SUITES, Suite
 
 SCRIPTS = pytest.mark.skipif(
     not ((ROOT / "ppo_continuous.py").exists() and (ROOT / "vaco_continuous.py").exists()), reason="needs the scripts"
 )
-
-STAND_IN = """
-import json, os, signal, sys, time
-from pathlib import Path
-
-flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-args = {flag[2:].replace("-", "_"): json.loads(x) if x[0].isdigit() else x for flag, x in flags.items()}
-folder = Path(args["run_dir"])
-folder.mkdir(parents=True)  # like the scripts: a run directory which is there already is refused
-assert os.environ["OMP_NUM_THREADS"] == "1"
-versions = {"python": "3.12", "torch": "2.13", "numpy": "2.4", "gymnasium": "1.4", "mujoco": "4.0"}
-config = {"args": args, "commit": "abc", "versions": versions, "machine": {"cores": 2}, "command": sys.argv}
-(folder / "config.json").write_text(json.dumps(config))
-(folder / "pid").write_text(str(os.getpid()))
-if args.get("stubborn"):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("starting", args["seed"], flush=True)
-batch, height = args["num_envs"] * args["num_steps"], 100 * args["gain"] + args["seed"] + args["lag"]
-with open(folder / "metrics.csv", "w", buffering=1) as metrics, open(folder / "evals.csv", "w", buffering=1) as evals:
-    metrics.write("global_step,charts/SPS\\n")
-    evals.write("global_step,eval_return,eval_std,eval_length\\n")
-    for step in range(batch, args["total_timesteps"] + 1, batch):
-        time.sleep(args["step_seconds"])
-        metrics.write(f"{step},1000.0\\n")
-        evals.write(f"{step},{height * step / args['total_timesteps']},1.5,10.0\\n")
-        if args.get("fail_seed") == args["seed"]:
-            raise RuntimeError("boom at the first update")
-result = {"status": "finished", "seed": args["seed"], "global_step": step, "train_return": height - 1.0}
-result |= {"eval_return": float(height), "eval_std": 1.5, "sps": 1000.0}
-(folder / "result.partial").write_text(json.dumps(result))
-os.replace(folder / "result.partial", folder / "result.json")
-"""
-
-DRIVER = """
-import sys
-sys.path.insert(0, {root!r})
-from benchmark.__main__ import main
-from benchmark.suites import SUITES, Suite
-SUITES["toy"] = Suite(**{suite!r})
-sys.exit(main())
-"""
-
-
-def toy(script="stand_in.py", **changes):
-    """A suite of eight runs of the stand-in; total-timesteps is not a multiple of its batch of 10 x 2."""
-    settings = {"num-envs": 10, "num-steps": 2, "total-timesteps": 110, "step-seconds": 0} | changes.pop("settings", {})
-    algorithms = {"PPO": (str(script), {"gain": 1}), "VACO .5": (str(script), {"gain": 2.5})}
-    suite = {
-        "description": "stand-in",
-        "algorithms": algorithms,
-        "tasks": ("Toy-v0",),
-        "lags": (0, 15),
-        "seeds": (1, 2),
-    }
-    return suite | {"settings": settings} | changes
 
 
 @pytest.fixture
@@ -98,37 +42,6 @@ def bench(tmp_path):
 
     bench.start = start
     return bench
-
-
-def read_rows(out):
-    with open(out / "results.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def cells(text):
-    """The rows of the Markdown tables in a text."""
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited for a minute"
-        time.sleep(0.02)
-
-
-def alive(out):
-    """Process ids of stand-ins under `out` that still run."""
-    return [int(path.read_text()) for path in out.rglob("pid") if is_alive(int(path.read_text()))]
-
-
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    status = Path(f"/proc/{pid}/stat")  # a process that is dead but not yet collected by its parent is not running
-    return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 # ---------------------------------------------------------------------------------------------------------- the runner
@@ -239,7 +152,7 @@ def test_a_second_runner_is_refused(bench, tmp_path):
         (["run", "toy", "--out", "held"], {"lags": (0, 3)}, "held holds toy with other settings"),
         (["run", "toy", "--out", "full"], {}, "full is not empty and holds no suite.json"),
         (["run", "toy", "--out", "full/notes"], {}, "notes"),
-        (["report", "full"], {}, "full holds no suite.json"),
+        (["report", "full"], {}, "full holds no suite.json and no results.csv"),
         (["report", "new"], {}, "new holds no suite.json"),
     ],
 )
@@ -275,137 +188,7 @@ def test_progress_reads_the_tail_of_metrics(tmp_path):
     metrics.write_text("global_step,charts/SPS\n" + "".join(f"{step},1.0\n" for step in range(1, 56)) + "99,1")
     assert runner.fraction(run) == 0.5  # of 110 steps; the line that is being written does not count
     line = runner.progress(asked=6, total=8, waiting=2, fractions=[0.5, 0.25], started=time.monotonic(), failed=1)
-    assert line.startswith("4/8 runs done, running 50% 25%, 1 failed, elapsed 0:00:00, left ")
-
-
-# ---------------------------------------------------------------------------------------------------------- the report
-
-
-def write_runs(out, change=lambda run, config, result, evals: None, **changes):
-    """Folders of finished runs without running them; `change` edits what a run has written."""
-    suite = Suite(**toy(**changes))
-    out.mkdir()
-    runs.remember_suite(out, "toy", suite)
-    for run in runs.expand(suite, out):
-        args = {flag.replace("-", "_"): value for flag, value in run.flags.items()}
-        versions = {"python": "3.12", "torch": "2.13", "numpy": "2.4", "gymnasium": "1.4", "mujoco": "4.0"}
-        config = {"args": args, "commit": "abc", "versions": versions, "machine": "a machine"}
-        value = {"PPO": 10.0, "VACO .5": 12.0}[run.algorithm] * run.seed
-        result = {"status": "finished", "seed": run.seed, "global_step": 100, "train_return": value - 1}
-        result |= {"eval_return": value, "eval_std": 1.0, "sps": 5.0}
-        evals = [(50, 0.0), (100, value)]
-        run.folder.mkdir(parents=True)
-        change(run, config, result, evals)
-        (run.folder / "config.json").write_text(json.dumps(config))
-        (run.folder / "result.json").write_text(json.dumps(result))
-        lines = [f"{step},{value},1,1" for step, value in evals]
-        (run.folder / "evals.csv").write_text(
-            "\n".join(["global_step,eval_return,eval_std,eval_length", *lines]) + "\n"
-        )
-    return suite
-
-
-def test_table_and_interval_of_known_numbers(tmp_path):
-    write_runs(tmp_path / "out", lags=(3,), seeds=(1, 2, 3))
-    text = report.write_report(tmp_path / "out")
-    lines = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
-    ]
-    assert lines[0] == ["seed", "PPO", "VACO .5", "VACO .5 - PPO"]
-    assert lines[2:] == [
-        ["1", "10.0", "12.0", "+2.0"],
-        ["2", "20.0", "24.0", "+4.0"],
-        ["3", "30.0", "36.0", "+6.0"],
-        ["mean", "20.0", "24.0", "+4.0"],
-    ]
-    assert "mean difference +4.0, 95 % bootstrap interval +2.0 to +6.0, higher on 3 of 3 seeds." in text
-    assert "Mixed" not in text
-    assert "Incomplete" not in text
-    assert {(r["seed"], r["area_under_curve"]) for r in read_rows(tmp_path / "out") if r["algorithm"] == "PPO"} == {
-        ("1", "5.0"),
-        ("2", "10.0"),
-        ("3", "15.0"),
-    }
-    written = (tmp_path / "out/report.md").read_text()
-    for known in ("run toy --out", "commit: abc", "torch: 2.13", "a machine", "--num-envs 10", "--gain 2.5"):
-        assert known in written
-
-
-def test_three_algorithms_are_each_compared_with_the_last():
-    suite = Suite(**toy(algorithms={"PPO": ("a.py", {}), "wide": ("a.py", {"clip-coef": 0.5}), "VACO": ("b.py", {})}))
-    rows = [
-        {"task": "Toy-v0", "lag": 0, "algorithm": a, "seed": s, "status": "finished", "eval_return": v * s}
-        for a, v in (("PPO", 1.0), ("wide", 5.0), ("VACO", 4.0))
-        for s in (1, 2)
-    ]
-    text = report.table(suite, rows, "Toy-v0", 0)
-    assert ["2", "2.0", "10.0", "8.0", "+6.0", "-2.0"] in cells(text)
-    assert "VACO - PPO: mean difference +4.5, no interval from fewer than 3 seeds, higher on 2 of 2 seeds." in text
-    assert "VACO - wide: mean difference -1.5, no interval from fewer than 3 seeds, higher on 0 of 2 seeds." in text
-
-
-def test_one_seed_has_no_interval(tmp_path):
-    write_runs(tmp_path / "out", seeds=(1,))
-    text = report.write_report(tmp_path / "out")
-    assert "mean difference +2.0, no interval from fewer than 3 seeds, higher on 1 of 1 seeds." in text
-    assert (tmp_path / "out/curves.png").exists()
-
-
-def test_missing_failed_and_unfinished_runs_are_listed_and_left_out(tmp_path):
-    out = tmp_path / "out"
-
-    def change(run, config, result, evals):
-        if (run.algorithm, run.lag, run.seed) == ("PPO", 0, 2):
-            result["status"] = "failed"
-
-    write_runs(out, change, seeds=(1, 2, 3))
-    shutil.rmtree(out / "Toy-v0/VACO-.5/lag0/seed1")
-    (out / "Toy-v0/VACO-.5/lag15/seed3/result.json").unlink()
-    text = report.write_report(out)
-    assert "Incomplete: 3 of 18 runs" not in text
-    assert "Incomplete: 3 of 12 runs are not finished" in text
-    for line in ("PPO, Toy-v0, lag 0, seed 2: failed", "VACO .5, Toy-v0, lag 0, seed 1: missing"):
-        assert f"- {line}" in text
-    assert "- VACO .5, Toy-v0, lag 15, seed 3: unfinished" in text
-    assert (
-        "mean difference +6.0, no interval from fewer than 3 seeds, higher on 1 of 1 seeds (2 of 3 seeds left out)."
-        in text
-    )
-    assert [r["status"] for r in read_rows(out)].count("finished") == 9
-
-
-def test_nothing_finished_is_a_report_too(tmp_path):
-    suite = write_runs(tmp_path / "out")
-    for run in runs.expand(suite, tmp_path / "out"):
-        shutil.rmtree(run.folder)
-    assert "VACO .5 - PPO: no seed has both." in report.write_report(tmp_path / "out")
-
-
-@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
-def test_no_evaluation_is_said_and_not_replaced_by_the_training_return(tmp_path, value):
-    def change(run, config, result, evals):
-        result["eval_return"] = value
-        evals.clear()
-
-    write_runs(tmp_path / "out", change)
-    text = report.write_report(tmp_path / "out")
-    assert text.count("no evaluation") == 8
-    assert {(r["eval_return"], r["area_under_curve"]) for r in read_rows(tmp_path / "out")} == {("", "")}
-
-
-def test_mixed_versions_commits_and_settings_are_said(tmp_path):
-    def change(run, config, result, evals):
-        if run.seed == 2:
-            config["versions"]["mujoco"], config["commit"] = "3.9", None
-        config["args"]["gamma"] = 0.9 if run.seed == 2 and run.algorithm == "PPO" else 0.99
-
-    write_runs(tmp_path / "out", change)
-    report.write_report(tmp_path / "out")
-    text = (tmp_path / "out/report.md").read_text()
-    assert "**Mixed mujoco, so the runs are not strictly comparable:** 4.0 (4 runs); 3.9 (4 runs)" in text
-    assert "**Mixed commit, so the runs are not strictly comparable:** abc (4 runs); unknown (4 runs)" in text
-    assert "**Mixed settings of PPO, so its runs are not comparable:** gamma" in text
-    assert text.count("Mixed") == 3
+    assert line.startswith("[###########         ] 4/8 runs done, running 50% 25%, 1 failed, elapsed 0:00:00, left ")
 
 
 @pytest.mark.parametrize(
@@ -429,31 +212,6 @@ def test_a_finished_run_of_another_kind_is_refused(bench, tmp_path, where, key, 
         assert refused.returncode == 2
         assert message in refused.stderr_text
         assert refused.stderr_text.count("\n") == 1
-
-
-def test_damaged_files_of_a_run_are_refused_in_a_line(tmp_path):
-    def change(run, config, result, evals):
-        if run.algorithm == "PPO" and run.lag == 0:
-            evals[:] = [(50, 0.0), (50, 1.0)]  # a step twice
-        if run.algorithm == "VACO .5" and run.lag == 0:
-            config["versions"] = None
-
-    suite = write_runs(tmp_path / "out", change, seeds=(1,))
-    for run in [run for run in runs.expand(suite, tmp_path / "out") if run.lag == 0]:
-        with pytest.raises(runs.Refused, match="cannot be read"):
-            report.read_run("toy", run)
-
-
-@pytest.mark.parametrize("key", ["algorithms", "tasks", "lags", "seeds"])
-@pytest.mark.parametrize("value", [3, [], {}, {"a": 1}, None])
-def test_a_damaged_suite_file_is_refused_in_a_line(tmp_path, key, value):
-    if (key, value) in [("tasks", {"a": 1}), ("seeds", {"a": 1}), ("lags", {"a": 1})]:
-        return  # keys, taken as a list
-    write_runs(tmp_path / "out")
-    path = tmp_path / "out/suite.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    with pytest.raises(runs.Refused, match="is not a suite"):
-        runs.recall_suite(tmp_path / "out")
 
 
 # --------------------------------------------------------------------------------------------------------- the scripts
@@ -497,13 +255,13 @@ def test_scripts_that_count_updates(tmp_path):
     (first.folder / "metrics.csv").write_text("global_step,x\n50,1\n")
     (first.folder / "evals.csv").write_text(evals)
     assert runner.fraction(first) == 0.5
-    assert report.read_evals(first.folder / "evals.csv") == [(0, 0.25), (50, 0.5)]
+    assert results.read_evals(first.folder / "evals.csv") == {0: 0.25, 50: 0.5}
     row = {"task": "arithmetic", "lag": 0, "status": "finished"}
     rows = [
         row | {"algorithm": a, "seed": s, "eval_return": x}
         for s in (1, 2, 3)
         for a, x in (("GRPO", 0.25), ("VACO", 0.5))
     ]
-    text = report.table(suite, rows, "arithmetic", 0)
+    text = to_markdown(tables.seed_table(suite, rows, "arithmetic", 0))
     assert "greedy accuracy at the end" in text
     assert "+0.250" in text
