@@ -1,16 +1,20 @@
-"""Command line: python -m benchmark list | run SUITE --out DIR | status DIR | report DIR"""
+"""Command line: python -m benchmark list | run | status | report | compare | reference; each has --help"""
 
 import argparse
+import math
 import shlex
 import sys
 from pathlib import Path
 
-from benchmark.choose import choose
+from benchmark.choose import choose, numbers
+from benchmark.compare import compare
 from benchmark.estimate import RATES, duration, estimate, stated_seconds
 from benchmark.progress import states
+from benchmark.reference import measure
 from benchmark.report import write_report
 from benchmark.runner import default_workers, run_suite
 from benchmark.runs import Refused, expand
+from benchmark.scores import PATH
 from benchmark.suites import SUITES
 
 
@@ -23,6 +27,8 @@ def main(argv=None):
     add_run(commands)
     add_status(commands)
     add_report(commands)
+    add_compare(commands)
+    add_reference(commands)
     args = parser.parse_args(argv)
     args.typed = f"python -m benchmark {shlex.join(argv)}"
     try:
@@ -103,16 +109,20 @@ def add_run(commands):
     parser.set_defaults(do=do_run)
 
 
-def do_run(args):
-    suite = chosen(args)
+def checked_workers(args):
     if args.workers is not None and args.workers < 1:
         raise Refused(f"--workers must be at least 1, not {args.workers}")
+    return args.workers
+
+
+def do_run(args):
+    suite, workers = chosen(args), checked_workers(args)
     if args.dry_run:
-        print_commands(expand(suite, args.out or Path("runs") / args.suite), args.workers)
+        print_commands(expand(suite, args.out or Path("runs") / args.suite), workers)
         return 0
     if args.out is None:
         raise Refused(f"--out is missing: name a folder for the runs, such as runs/{args.suite}")
-    return run_suite(args.suite, suite, args.out, args.typed, args.workers)
+    return run_suite(args.suite, suite, args.out, args.typed, workers)
 
 
 # -------------------------------------------------------------------------------------------------- status and reports
@@ -129,6 +139,45 @@ def add_report(commands):
     parser = commands.add_parser("report", help=text)
     parser.add_argument("out", type=Path, metavar="DIR")
     parser.set_defaults(do=lambda args: print(write_report(args.out)) or 0)
+
+
+def add_compare(commands):
+    text = "what changed between two folders of results, run by run"
+    parser = commands.add_parser("compare", help=text)
+    parser.add_argument("before", type=Path, metavar="DIR1")
+    parser.add_argument("after", type=Path, metavar="DIR2")
+    text = "exit code 1 if the mean of DIR2 - DIR1 over all pairs is below X, or DIR2 lacks a run of DIR1"
+    parser.add_argument("--fail-below", type=float, metavar="X", help=text)
+    parser.set_defaults(do=do_compare)
+
+
+def do_compare(args):
+    if args.fail_below is not None and not math.isfinite(args.fail_below):
+        raise Refused(f"--fail-below must be a number, not {args.fail_below}")
+    text, code = compare(args.before, args.after, args.fail_below)
+    print(text)
+    return code
+
+
+def add_reference(commands):
+    text = "measure a random policy and PPO without lag, the 0 and 1 of normalised scores"
+    parser = commands.add_parser("reference", help=text)
+    parser.add_argument("--steps", type=int, required=True, metavar="N", help="environment steps of PPO")
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="default: the ten of mujoco10")
+    parser.add_argument("--seeds", nargs="+", default=["1:5"], metavar="S", help="default: 1:5")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the runs")
+    parser.add_argument(
+        "--csv", type=Path, default=PATH, metavar="FILE", help="default: benchmark/reference_scores.csv"
+    )
+    parser.add_argument("--workers", type=int, metavar="W", help="runs at once (default: one per core)")
+    parser.set_defaults(do=do_reference)
+
+
+def do_reference(args):
+    if args.steps < 1:
+        raise Refused(f"--steps must be at least 1, not {args.steps}")
+    seeds = numbers("--seeds", args.seeds)
+    return measure(args.csv, args.out, args.tasks, args.steps, seeds, args.typed, checked_workers(args))
 
 
 if __name__ == "__main__":

@@ -74,6 +74,8 @@ def apply(suite, setting):
         )
     kinds = {fields[suite.algorithms[name][0]][flag] for name in knowing}
     values = [parse(flag, value, kind) for value in text.split(",") for kind in sorted(kinds)[:1]]
+    if len(set(values)) < len(values):
+        raise Refused(f"--set {setting} has a value twice")
     if len(values) == 1:
         algorithms = {
             name: (script, extra | {flag: values[0]} if name in knowing else extra)

@@ -54,7 +54,7 @@ def save(figure, path, suite=None, handles=None):
         lines = {line.get_label(): line for axis in figure.axes for line in axis.lines}
         handles = {name: lines[name] for name in suite.algorithms if name in lines}
     if handles:
-        columns = max(1, min(len(handles), int(figure.get_figwidth() / 2.1)))
+        columns = max(1, min(len(handles), int(figure.get_figwidth() / (0.9 + 0.09 * max(map(len, handles))))))
         style = {"loc": "outside upper left", "ncols": columns, "frameon": False, "handlelength": 3}
         figure.legend(handles.values(), handles.keys(), **style)
     partial = path.with_name(f".{path.name}")
@@ -106,7 +106,11 @@ def draw_curves(suite, rows, path):
     from matplotlib.collections import LineCollection
 
     groups, found, any_curve = grouped(rows), looks(suite), False
-    figure, axes = new_figure(len(suite.tasks), len(suite.lags), sharey="row")
+    if len(suite.lags) > 1:
+        figure, axes = new_figure(len(suite.tasks), len(suite.lags), sharey="row")
+    else:  # side by side
+        figure, axes = new_figure(1, len(suite.tasks))
+        axes = axes.T
     for i, task in enumerate(suite.tasks):
         for j, lag in enumerate(suite.lags):
             axis, counts = axes[i, j], []
@@ -119,7 +123,8 @@ def draw_curves(suite, rows, path):
                 any_curve = True
                 line = {"color": look["color"], "linestyle": look["linestyle"]}
                 segments = [np.array(list(curve.items()), dtype=float) for curve in curves]
-                axis.add_collection(LineCollection(segments, colors=look["color"], linewidths=0.7, alpha=0.4))
+                faint = 0.4 if len(found) <= 4 else 0.0  # single seeds of many algorithms are a tangle
+                axis.add_collection(LineCollection(segments, colors=look["color"], linewidths=0.7, alpha=faint))
                 steps, values = common(curves)
                 axis.plot(steps, values.mean(0), linewidth=2.4, label=algorithm, **line)
                 if len(curves) >= MIN_RUNS and np.isfinite(values).all():
@@ -154,7 +159,7 @@ def draw_lags(suite, rows, tasks, path):
         axis.set_visible(False)
     for axis, (title, chosen, key, statistic) in zip(axes.flat, panels, strict=False):
         for index, (algorithm, look) in enumerate(found.items()):
-            offset = 0.5 * (index - (len(found) - 1) / 2) / max(len(found), 1)
+            offset = min(0.12, 0.6 / len(found)) * (index - (len(found) - 1) / 2)
             points = []
             for position, lag in enumerate(suite.lags):
                 scores, seeds = score_matrix(rows, algorithm, lag, chosen, key)
@@ -190,7 +195,7 @@ def draw_pairs(suite, rows, tasks, path):
     if not panels:
         return False
     columns = min(4, len(panels))
-    figure, axes = new_figure(-(-len(panels) // columns), columns, width=3.7, height=3.6)
+    figure, axes = new_figure(-(-len(panels) // columns), columns, width=3.8, height=3.6)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     marks = {lag: (COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i, lag in enumerate(suite.lags)}
@@ -207,7 +212,7 @@ def draw_pairs(suite, rows, tasks, path):
             margin = 0.06 * (max(drawn) - min(drawn)) or 1.0
             limits = min(drawn) - margin, max(drawn) + margin
             axis.plot(limits, limits, color="#777777", linewidth=1)
-            axis.set(xlim=limits, ylim=limits, aspect="equal")
+            axis.set(xlim=limits, ylim=limits)
         else:
             empty(axis, "no seed has both")
         name = suite.score_name if key == "eval_return" else "normalised score"
@@ -225,7 +230,8 @@ def draw_profile(suite, rows, tasks, key, path):
     known = [r[key] for r in rows if r["task"] in tasks and r[key] is not None]
     if not known:
         return False
-    thresholds = np.linspace(min(known), max(known), 101)
+    margin = 0.03 * (max(known) - min(known)) or 1.0
+    thresholds = np.linspace(min(known) - margin, max(known) + margin, 107)
     figure, axes = new_figure(1, len(suite.lags), width=3.9, sharey=True)
     for axis, lag in zip(axes.flat, suite.lags, strict=True):
         for algorithm, look in found.items():

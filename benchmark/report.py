@@ -36,9 +36,8 @@ def write_report(out):
 
     printed = [block for panel in panels for block in single[panel]] if len(panels) <= PRINTED else []
     printed = printed or overall or per_task(suite, rows)
-    written = ("report.html", "report.md", "results.csv", "curves.png")
-    written = ", ".join(f"{out}/{file}" for file in written if (out / file).exists())
-    return f"{to_markdown([*printed, *warnings])}\nwritten: {written}"
+    written = ["report.html", "report.md", *(["results.csv"] if (out / "suite.json").exists() else []), "*.png"]
+    return f"{to_markdown([*printed, *warnings])}\nwritten: {', '.join(f'{out}/{file}' for file in written)}"
 
 
 def summary(suite, rows):

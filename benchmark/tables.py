@@ -25,12 +25,12 @@ def aggregates(suite, rows, tasks, lag):
     for algorithm, (scores, seeds) in matrices.items():
         statistics = (iqm, median, mean, optimality_gap)
         lines.append([algorithm, str(len(seeds)), *(with_interval(scores, statistic, 3) for statistic in statistics)])
-        if 0 < scores.size < 4:
-            notes.append(("text", f"The IQM of {algorithm} is the mean: it has fewer than four scores."))
         lost = {r["seed"] for r in rows if r["algorithm"] == algorithm and r["lag"] == lag} - set(seeds)
         if lost and len(tasks) > 1:
-            text = f"{algorithm}: seeds {spell(sorted(lost))} are left out, not finished on every task."
-            notes.append(("text", text))
+            notes.append(("text", f"{algorithm}, left out as not finished on every task: seed {spell(sorted(lost))}."))
+    few = [algorithm for algorithm, (scores, _) in matrices.items() if 0 < scores.size < 4]
+    if few:
+        notes.append(("text", f"With fewer than four scores the IQM is the mean: {', '.join(few)}."))
     compared = [["difference", "mean over tasks", "higher on", "P(better)"]]
     for x, y in suite.comparisons:
         (a, a_seeds), (b, b_seeds) = matrices[x], matrices[y]

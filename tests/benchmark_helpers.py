@@ -15,7 +15,8 @@ import json, os, signal, sys, time
 from pathlib import Path
 
 if sys.argv[1:] == ["--help"]:
-    sys.exit("--resume DIR")  # where it goes does not matter
+    print("--resume DIR")
+    sys.exit()
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 resumed = Path(flags["--resume"]) if "--resume" in flags else None
 if resumed:

@@ -1,10 +1,17 @@
 """The runner of the benchmark: real processes of a quick stand-in, killed and resumed, and the scripts themselves."""
 
+import contextlib
+import csv
 import importlib
+import json
+import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmark_helpers import DRIVER, STAND_IN, alive, cells, read_rows, toy, wait_for, write_runs
 
 from benchmark import results, runner, runs, tables
+from benchmark.__main__ import main
+from benchmark.choose import choose
 from benchmark.document import to_markdown
+from benchmark.estimate import estimate, stated_seconds
 from benchmark.runs import ROOT
 from benchmark.suites import SUITES, Suite
 
@@ -212,6 +222,273 @@ def test_a_finished_run_of_another_kind_is_refused(bench, tmp_path, where, key, 
         assert refused.returncode == 2
         assert message in refused.stderr_text
         assert refused.stderr_text.count("\n") == 1
+
+
+# ----------------------------------------------------------------------------------------- killed, resumed, repeated
+
+
+def final_table(out):
+    """results.csv without the column that tells the time."""
+    return [{key: value for key, value in row.items() if key != "sps"} for row in read_rows(out)]
+
+
+def kill_at_random(start, out, rounds, seed):
+    """Starts the runner `rounds` times; each time kill -9 hits the runner, or a run while the runner goes on."""
+    rng = random.Random(seed)
+    for _ in range(rounds):
+        process = start()
+        time.sleep(rng.uniform(0.2, 1.2))
+        if rng.random() < 0.5 and (running := alive(out)):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(rng.choice(running), signal.SIGKILL)
+            time.sleep(rng.uniform(0, 0.3))
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("resume", [True, False])
+def test_kill_9_at_random_moments_changes_no_result(bench, tmp_path, rounds, resume):
+    script = tmp_path / "killed.py"
+    script.write_text(STAND_IN if resume else STAND_IN.replace("--resume DIR", "no such thing"))
+    suite = toy(script, settings={"step-seconds": 0.02, "total-timesteps": 100 * rounds})
+    changes = {key: suite[key] for key in ("algorithms", "settings")}
+    out = tmp_path / "out"
+    kill_at_random(lambda: bench.start("run", "toy", "--out", out, "--workers", 2, **changes), out, rounds, seed=rounds)
+    assert bench("run", "toy", "--out", out, "--workers", 8, **changes).returncode == 0
+    assert bench("run", "toy", "--out", tmp_path / "whole", "--workers", 8, **changes).returncode == 0
+    assert final_table(out) == final_table(tmp_path / "whole")
+    assert len({row["eval_std"] for row in read_rows(out)}) == 2  # one per seed: every step counts
+    for picture in ("curves.png", "lag.png", "pairs.png", "profile.png"):
+        assert (out / picture).read_bytes() == (tmp_path / "whole" / picture).read_bytes()
+
+
+def test_an_unfinished_run_is_resumed_from_its_checkpoint(bench, tmp_path):
+    out, slow = tmp_path / "out", {"settings": {"step-seconds": 0.3}}
+    process = bench.start("run", "toy", "--out", out, "--workers", 8, **slow)
+    wait_for(lambda: len(list(out.rglob("checkpoint.pt"))) == 8)
+    process.kill()
+    process.communicate()
+    held = [path.stat().st_size for path in sorted(out.rglob("metrics.csv"))]
+    assert bench("run", "toy", "--out", out, "--workers", 8, **slow).returncode == 0
+    logs = [path.read_text() for path in out.rglob("seed*.log")]
+    assert all(log.splitlines()[0].startswith("starting") and "resuming" in log for log in logs)
+    assert min(held) > len("global_step,charts/SPS\n")
+    assert all(len(path.read_text().splitlines()) == 6 for path in out.rglob("metrics.csv"))  # 5 steps, none twice
+
+
+def test_where_resuming_fails_the_run_is_repeated(bench, tmp_path):
+    out, slow = tmp_path / "out", {"settings": {"step-seconds": 0.2, "bad-checkpoint": 1}}
+    process = bench.start("run", "toy", "--out", out, "--workers", 8, **slow)
+    wait_for(lambda: len(list(out.rglob("checkpoint.pt"))) == 8)
+    process.kill()
+    process.communicate()
+    again = bench("run", "toy", "--out", out, "--workers", 8, **slow)
+    assert again.returncode == 0, again.stdout_text
+    assert all(path.read_text().startswith("starting") for path in out.rglob("seed*.log"))
+
+
+def test_a_checkpoint_of_other_settings_is_not_resumed(tmp_path):
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    (run, *_) = runs.expand(Suite(**toy(tmp_path / "stand_in.py")), tmp_path)
+    run.folder.mkdir(parents=True)
+    args = {flag.replace("-", "_"): value for flag, value in run.flags.items()}
+    (run.folder / "config.json").write_text(json.dumps({"args": args}))
+    assert not runner.resumable(run)  # no checkpoint
+    (run.folder / "checkpoint.pt").write_text("")
+    assert runner.resumable(run)
+    (run.folder / "config.json").write_text(json.dumps({"args": args | {"num_envs": 11}}))
+    assert not runner.resumable(run)
+    (run.folder / "config.json").write_text("{")
+    assert not runner.resumable(run)
+    (run.folder / "result.json").write_text('{"status": "failed"}')
+    assert not runner.resumable(run)  # it would fail again
+
+
+def test_two_runners_never_do_the_same_run(bench, tmp_path):
+    """A task of a cluster holds no lock on the folder, only on its run."""
+    out, suite = tmp_path / "out", Suite(**toy(tmp_path / "stand_in.py", seeds=(1,)))
+    out.mkdir()
+    runs.remember_suite(out, "toy", suite)
+    (first, *_) = runs.expand(suite, out)
+    first.folder.parent.mkdir(parents=True)
+    with runner.hold(first.lock):
+        assert runner.hold(first.lock) is None
+        done = bench("run", "toy", "--out", out, seeds=(1,))
+        assert "running 0%: PPO, Toy-v0, lag 0, seed 1" in bench("status", out).stdout_text
+    assert done.returncode == 1
+    assert "failed: PPO, Toy-v0, lag 0, seed 1: another runner is at it" in done.stdout_text
+    assert not first.folder.exists()
+    assert bench("run", "toy", "--out", out, seeds=(1,)).returncode == 0
+
+
+def test_status_counts_the_states(bench, tmp_path):
+    out = tmp_path / "out"
+    bench("run", "toy", "--out", out, settings={"fail-seed": 2})
+    shutil.rmtree(out / "Toy-v0/PPO/lag0/seed1")
+    text = bench("status", out).stdout_text
+    assert "toy: 8 runs, 4 unfinished, 3 finished, 1 missing" in text
+    assert ["Toy-v0", "0", "0/2 (1 unfinished)", "1/2 (1 unfinished)"] in cells(text)
+    assert "unfinished 18%: VACO .5, Toy-v0, lag 15, seed 2 (log: " in text
+    assert bench("status", tmp_path / "none").returncode == 2
+
+
+@SCRIPTS
+@pytest.mark.slow
+def test_kill_9_of_the_scripts_themselves(bench, tmp_path):
+    settings = {"num-envs": 4, "num-steps": 64, "num-minibatches": 4, "update-epochs": 4, "total-timesteps": 20_000}
+    suite = toy(tasks=("InvertedPendulum-v5",), lags=(2,))
+    suite["settings"] = settings | {"num-evals": 2, "eval-episodes": 2}
+    suite["algorithms"] = {"PPO": ("ppo_continuous.py", {}), "VACO": ("vaco_continuous.py", {})}
+    (tmp_path / "real.py").write_text(DRIVER.format(root=str(ROOT), suite=suite))
+
+    def start(name):
+        command = [sys.executable, str(tmp_path / "real.py"), "run", "toy", "--out", str(tmp_path / name)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+
+    rng = random.Random(0)
+    for _ in range(5):
+        process = start("out")
+        time.sleep(rng.uniform(3, 9))
+        process.kill()
+        process.communicate()
+    for name in ("out", "whole"):
+        process = start(name)
+        process.communicate(timeout=300)
+        assert process.returncode == 0
+    assert final_table(tmp_path / "out") == final_table(tmp_path / "whole")
+
+
+# ---------------------------------------------------------------------------------------- a suite of the command line
+
+
+def test_choose_some_of_a_suite():
+    suite = choose(SUITES["mujoco10"], ["Hopper-v5", "PPO", "VACO"], lags=["0,15"], seeds=["1:3", "7"])
+    assert (suite.tasks, list(suite.algorithms)) == (("Hopper-v5",), ["PPO", "VACO"])
+    assert (suite.lags, suite.seeds) == ((0, 15), (1, 2, 3, 7))
+    assert suite.options == "--only Hopper-v5 PPO VACO --lags 0,15 --seeds 1:3 7"
+    assert suite.comparisons == (("VACO", "PPO"),)
+    assert choose(SUITES["quick"], tasks=["Ant-v5"]).tasks == ("Ant-v5",)
+    assert choose(SUITES["llm"], only=["VACO 3e-4", "GRPO 3e-4"]).pairs == (("VACO 3e-4", "GRPO 3e-4"),)
+
+
+@SCRIPTS
+def test_set_a_flag_or_sweep_it():
+    suite = choose(
+        SUITES["quick"], settings=["total-timesteps=3e4", "clip-coef=.3", "anneal-lr=false", "target-kl=none"]
+    )
+    (ppo, vaco, *_) = runs.expand(suite, "out")
+    assert (ppo.flags["total-timesteps"], ppo.flags["clip-coef"], ppo.flags["target-kl"]) == (30_000, 0.3, None)
+    assert "clip-coef" not in vaco.flags
+    assert "--no-anneal-lr" in vaco.command
+
+    suite = choose(SUITES["quick"], settings=["delta=0.1,.2"])
+    assert list(suite.algorithms) == ["PPO", "VACO delta .1", "VACO delta .2"]
+    assert suite.algorithms["VACO delta .1"] == ("vaco_continuous.py", {"delta": 0.1})
+    assert suite.comparisons == (("VACO delta .1", "PPO"), ("VACO delta .2", "PPO"))
+
+    suite = choose(SUITES["quick"], settings=["update-epochs=1,10"])
+    names = ("VACO update-epochs 1", "PPO update-epochs 1"), ("VACO update-epochs 10", "PPO update-epochs 10")
+    assert suite.comparisons == names  # each value with the same one
+    suite = choose(SUITES["quick"], only=["VACO"], settings=["delta=.1,.2", "realign=true,false"])
+    assert "VACO delta .1 realign false" in suite.algorithms
+    assert len(suite.algorithms) == 4
+
+
+@SCRIPTS
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "detla=.1"], "--set detla: no such flag of ppo_continuous.py, vaco_continuous.py; python"),
+        (["--set", "delta"], "--set delta: give flag=value"),
+        (["--set", "delta="], "give flag=value"),
+        (["--set", "total-timesteps=many"], "--set total-timesteps=many: give a whole number"),
+        (["--set", "num-envs=1.5"], "give a whole number"),
+        (["--set", "delta=nan"], "--set delta=nan: give a number"),
+        (["--set", "anneal-lr=perhaps"], "give true or false"),
+        (["--set", "lag-mode=both"], "choose one of uniform, fixed"),
+        (["--set", "lag=1"], "--set lag: use --lags"),
+        (["--set", "env-id=Ant-v5"], "use --tasks"),
+        (["--set", "run-dir=/tmp"], "use --out"),
+        (["--set", "delta=.1,0.1"], "--set delta=.1,0.1 has a value twice"),
+        (["--seeds", "3:1"], "--seeds 3:1: give numbers"),
+        (["--lags", "-1"], "--lags -1: give numbers"),
+        (["--seeds", "1:99999"], "give numbers"),
+        (
+            ["--only", "Hopper"],
+            "--only Hopper: the suite has no such task or algorithm; it has HalfCheetah-v5, PPO, VACO",
+        ),
+        (["--tasks", ".."], "the name '..' cannot be a folder"),
+        (["--tasks", "/"], "the name '/' cannot be a folder"),
+        (["--tasks", "Hopper-v4", "Hopper-v5"], "Hopper-v4 and Hopper-v5 are two versions of one environment"),
+        (["--tasks", "gym:A/b-v1", "gym:A-b-v1"], "two runs for one folder"),
+    ],
+)
+def test_wrong_options_are_refused_in_a_line(tmp_path, capsys, words, message):
+    words = [f"{words[0]}={words[1]}", *words[2:]] if words[1].startswith("-") else words
+    assert main(["run", "quick", "--dry-run", "--out", str(tmp_path / "new"), *words]) == 2
+    text = capsys.readouterr().err
+    assert message in text
+    assert text.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_two_algorithms_that_become_the_same_are_refused():
+    with pytest.raises(runs.Refused, match=r"PPO clip \.2 and PPO clip \.3 the same"):
+        choose(SUITES["tuned"], settings=["clip-coef=.4"])
+
+
+def test_a_folder_may_grow_and_be_done_in_parts(bench, tmp_path):
+    out = tmp_path / "out"
+    assert "4/4 runs done" in bench("run", "toy", "--out", out, "--seeds", "1").stdout_text
+    whole = bench("run", "toy", "--out", out)
+    assert "8 runs, 4 finished before" in whole.stdout_text
+    part = bench("run", "toy", "--out", out, "--only", "PPO", "--lags", "15")
+    assert "2 runs, 2 finished before" in part.stdout_text
+    assert len(read_rows(out)) == 8
+    other = bench("run", "toy", "--out", out, "--lags", "0,3")
+    assert (other.returncode, len(read_rows(out))) == (2, 8)
+
+
+@SCRIPTS
+def test_dry_run_and_list_print_every_command_and_touch_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "mujoco10-100m", "--dry-run", "--seeds", "1", "--workers", "10"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("--run-dir") == 120
+    assert "--total-timesteps 100000000" in text
+    assert "120 of 120 runs to do, " in text
+    assert "stated rates" in text
+    assert main(["list", "quick"]) == 0
+    assert capsys.readouterr().out.count("python ") == 12
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_estimate_follows_finished_runs(tmp_path):
+    """Runs of 100 environment steps at 5 a second take 20 s."""
+    suite = write_runs(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out/Toy-v0/PPO/lag0/seed1")
+    seconds, basis = estimate(runs.expand(suite, tmp_path / "out"))
+    assert list(seconds.values()) == [pytest.approx(110 / 5)]
+    assert basis == "from the steps per second of 7 finished runs"
+    shutil.rmtree(tmp_path / "out")
+    assert estimate(runs.expand(suite, tmp_path / "out"))[1].startswith("from stated rates")
+
+
+def test_estimates_agree_with_the_published_speeds():
+    """The stated rates, within a factor of two of every published run."""
+    for path in (ROOT / "benchmark/results").glob("*.csv"):
+        with open(path, newline="") as file:
+            for row in csv.DictReader(file):
+                suite = SUITES[row["suite"]]
+                (run,) = [
+                    run
+                    for run in runs.expand(replace(suite, seeds=(int(row["seed"]),)), "out")
+                    if (run.algorithm, run.task, run.lag) == (row["algorithm"], row["task"], int(row["lag"]))
+                ]
+                batch = run.flags.get("num-prompts", 1) * run.flags.get("num-generations", 1)
+                size = run.flags.get("total-timesteps") or run.flags["num-updates"] * batch
+                assert 0.5 < stated_seconds(run) / (size / float(row["sps"])) < 2, (path, row["algorithm"])
 
 
 # --------------------------------------------------------------------------------------------------------- the scripts
