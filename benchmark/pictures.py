@@ -33,13 +33,11 @@ def looks(suite):
 
 def new_figure(rows, columns, width=4.3, height=3.4, **more):
     """(figure, axes (rows, columns), with light grids and room for a legend above)"""
-    import matplotlib
-
-    matplotlib.use("Agg")  # no display needed
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # not pyplot, which needs a display and keeps every figure
 
     size = max(width * columns + 0.6, 6.5), height * rows + 0.8
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **more)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **more)
     for axis in axes.flat:
         axis.grid(alpha=0.25, linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
@@ -48,8 +46,6 @@ def new_figure(rows, columns, width=4.3, height=3.4, **more):
 
 def save(figure, path, suite=None, handles=None):
     """Write the figure with one legend above the panels: `handles` {label: handle}, else the suite's algorithms."""
-    import matplotlib.pyplot as plt
-
     if handles is None:
         lines = {line.get_label(): line for axis in figure.axes for line in axis.lines}
         handles = {name: lines[name] for name in suite.algorithms if name in lines}
@@ -64,7 +60,6 @@ def save(figure, path, suite=None, handles=None):
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-        plt.close(figure)
 
 
 def steps_axis(axis, label):
@@ -103,11 +98,9 @@ def band(values):
 
 def draw_curves(suite, rows, path):
     """Evaluation curves, a row of panels per task and a panel per lag. False without any."""
-    from matplotlib.collections import LineCollection
-
     groups, found, any_curve = grouped(rows), looks(suite), False
     if len(suite.lags) > 1:
-        figure, axes = new_figure(len(suite.tasks), len(suite.lags), sharey="row")
+        figure, axes = new_figure(len(suite.tasks), len(suite.lags), height=3.0, sharey="row", sharex=True)
     else:  # side by side
         figure, axes = new_figure(1, len(suite.tasks))
         axes = axes.T
@@ -122,17 +115,16 @@ def draw_curves(suite, rows, path):
                     continue
                 any_curve = True
                 line = {"color": look["color"], "linestyle": look["linestyle"]}
-                segments = [np.array(list(curve.items()), dtype=float) for curve in curves]
-                faint = 0.4 if len(found) <= 4 else 0.0  # single seeds of many algorithms are a tangle
-                axis.add_collection(LineCollection(segments, colors=look["color"], linewidths=0.7, alpha=faint))
+                if len(found) <= 4:  # single seeds of many algorithms are a tangle
+                    x, y = zip(*[point for c in curves for point in (*c.items(), (np.nan, np.nan))], strict=True)
+                    axis.plot(x, y, color=look["color"], linewidth=0.7, alpha=0.4)
                 steps, values = common(curves)
                 axis.plot(steps, values.mean(0), linewidth=2.4, label=algorithm, **line)
                 if len(curves) >= MIN_RUNS and np.isfinite(values).all():
                     axis.fill_between(steps, *band(values), color=look["color"], alpha=0.15, linewidth=0)
-                axis.autoscale()
             seeds = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
             axis.set_title(f"{task}, lag {lag} ({seeds} seed{'s' if max(counts) != 1 else ''})", fontsize=10)
-            steps_axis(axis, suite.step_name)
+            steps_axis(axis, suite.step_name if axis in axes[-1] or len(suite.lags) == 1 else "")
             if not any(counts):
                 empty(axis, "no evaluation curves")
         axes[i, 0].set_ylabel(suite.score_name)

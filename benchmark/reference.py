@@ -47,12 +47,11 @@ def reference_suite(tasks, steps, seeds):
 
 def measure(path, out, tasks, steps, seeds, command, workers=None):
     """Run what is missing in `out`, then merge the finished tasks into the CSV at `path`. Returns the exit code."""
-    suite = reference_suite(tasks, steps, seeds)
+    suite, old = reference_suite(tasks, steps, seeds), read_rows(path)
     code = run_suite("reference", suite, out, command, workers)
     if code > 1:
         return code
     _, _, rows = load(out)
-    old = read_rows(path)
     for task in suite.tasks:
         runs = [r for r in rows if r["task"] == task and r["seed"] in suite.seeds and r["eval_return"] is not None]
         if len(runs) < len(suite.seeds):
