@@ -106,6 +106,14 @@ def add_run(commands):
     parser.add_argument(
         "--dry-run", action="store_true", help="print every command and the estimated time, run nothing"
     )
+    parser.add_argument("--executor", choices=("local", "slurm"), default="local", help="where (default: local)")
+    slurm = parser.add_argument_group("with --executor slurm, where --workers is the number of tasks at once")
+    slurm.add_argument("--minutes", type=int, default=720, help="time limit of a task (default: 720)")
+    slurm.add_argument("--memory", type=float, default=4, metavar="GB", help="of a task (default: 4)")
+    slurm.add_argument("--cpus", type=int, default=1, help="of a task (default: 1; a run has one thread)")
+    slurm.add_argument(
+        "--slurm", nargs="+", action="extend", metavar="KEY=VALUE", help="flags of sbatch: partition=cpu"
+    )
     parser.set_defaults(do=do_run)
 
 
@@ -122,7 +130,14 @@ def do_run(args):
         return 0
     if args.out is None:
         raise Refused(f"--out is missing: name a folder for the runs, such as runs/{args.suite}")
-    return run_suite(args.suite, suite, args.out, args.typed, workers)
+    execute = None
+    if args.executor == "slurm":
+        from benchmark.slurm import slurm_executor
+
+        if min(args.minutes, args.cpus, args.memory) <= 0:
+            raise Refused("--minutes, --cpus and --memory must be positive")
+        execute = slurm_executor(args.out, args.minutes, args.memory, args.cpus, workers or 100, args.slurm)
+    return run_suite(args.suite, suite, args.out, args.typed, workers, execute)
 
 
 # -------------------------------------------------------------------------------------------------- status and reports

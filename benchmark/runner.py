@@ -229,14 +229,16 @@ def stop(processes, signals):
         time.sleep(0.05)
 
 
-def failure(run, returncode):
+def failure(run, returncode=None):
     """None for a finished run, else the reason in one line."""
     try:
         state = status(run)
     except Refused as error:
         return str(error)
-    if state == "finished" and returncode == 0:
+    if state == "finished" and not returncode:
         return None
-    lines = [line.strip(" │") for line in re.split(r"[\r\n]", run.log.read_text(errors="replace"))]
+    text = run.log.read_text(errors="replace") if run.log.exists() else ""
+    lines = [line.strip(" │") for line in re.split(r"[\r\n]", text)]
     said = [line for line in lines if any(character.isalnum() for character in line)]  # not the frame of a box
-    return f"exit code {returncode}, {state}: {said[-1] if said else 'the log is empty'}"
+    code = "" if returncode is None else f"exit code {returncode}, "
+    return f"{code}{state}: {said[-1] if said else 'the log is empty'}"
