@@ -66,6 +66,8 @@ def apply(suite, setting):
     instead = {suite.task_flag: "--tasks", "lag": "--lags", "seed": "--seeds", "run-dir": "--out"}
     if flag in instead:
         raise Refused(f"--set {flag}: use {instead[flag]}")
+    if flag == "resume":
+        raise Refused("--set resume: what is not finished is resumed anyway")
     fields = {script: script_fields(script) for script, _ in suite.algorithms.values()}
     knowing = [name for name, (script, _) in suite.algorithms.items() if flag in fields[script]]
     if not knowing:

@@ -129,7 +129,7 @@ def mixed(rows):
         finished = [r for r in rows if r["algorithm"] == algorithm and r["status"] == "finished"]
         configs = [r["folder"] / "config.json" for r in finished]
         args = [read_json(path).get("args") or {} for path in configs if path.exists()]
-        keys = {key for a in args for key in a} - {"env_id", "task", "lag", "seed", "run_dir"}
+        keys = {key for a in args for key in a} - {"env_id", "task", "lag", "seed", "run_dir", "resume"}
         differing = sorted(key for key in keys if len({describe(a.get(key)) for a in args}) > 1)
         if differing:
             text = f"**Mixed settings of {algorithm}, so its runs are not comparable:** {', '.join(differing)}"

@@ -72,8 +72,10 @@ def parse_run(suite_name, run, references):
         return row
     config, result = read_json(run.folder / "config.json"), read_json(run.folder / "result.json")
     row |= {key: finite(result.get(key)) for key in ("train_return", "eval_return", "eval_std", "sps")}
-    row |= {"commit": config.get("commit"), "machine": describe(config.get("machine"))}
-    row |= {key: config.get("versions", {}).get(key) for key in PACKAGES}
+    parts = [config, *config.get("resumed", [])]  # a resumed run tells where each of its parts was made
+    row |= {"commit": chain(part.get("commit") for part in parts)}
+    row |= {"machine": chain(describe(part.get("machine")) for part in parts)}
+    row |= {key: chain(part.get("versions", {}).get(key) for part in parts) for key in PACKAGES}
     row["final_step"] = final_step(config["args"])
     evals = read_evals(run.folder / "evals.csv")
     steps, returns = list(evals), list(evals.values())
@@ -82,6 +84,12 @@ def parse_run(suite_name, run, references):
         half = half_way(references, run.task, row["final_step"])
         row["steps_to_half"] = None if half is None else steps_to_threshold(steps, returns, half)
     return row
+
+
+def chain(values):
+    """The value if all are the same, else "a, then b"; None where it is not known."""
+    found = list(dict.fromkeys(values))
+    return found[0] if len(found) == 1 else ", then ".join(value or "unknown" for value in found)
 
 
 def finite(value):

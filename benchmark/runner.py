@@ -184,8 +184,9 @@ def start(run, fresh, *locks):
 
 
 def resumable(run):
-    """Whether the folder holds a checkpoint of this very run from which its script can go on."""
-    if status(run) != "unfinished" or not (run.folder / "checkpoint.pt").exists():
+    """Whether the folder holds a checkpoint of this very run from which its script can go on. One that failed may do so
+    too: what it failed of, a full disk say, may be over."""
+    if not (run.folder / "checkpoint.pt").exists():
         return False
     try:
         args = read_json(run.folder / "config.json").get("args") or {}

@@ -297,12 +297,12 @@ def test_a_checkpoint_of_other_settings_is_not_resumed(tmp_path):
     assert not runner.resumable(run)  # no checkpoint
     (run.folder / "checkpoint.pt").write_text("")
     assert runner.resumable(run)
+    (run.folder / "result.json").write_text('{"status": "failed"}')
+    assert runner.resumable(run)
     (run.folder / "config.json").write_text(json.dumps({"args": args | {"num_envs": 11}}))
     assert not runner.resumable(run)
     (run.folder / "config.json").write_text("{")
     assert not runner.resumable(run)
-    (run.folder / "result.json").write_text('{"status": "failed"}')
-    assert not runner.resumable(run)  # it would fail again
 
 
 def test_two_runners_never_do_the_same_run(bench, tmp_path):
@@ -410,6 +410,7 @@ def test_set_a_flag_or_sweep_it():
         (["--set", "lag=1"], "--set lag: use --lags"),
         (["--set", "env-id=Ant-v5"], "use --tasks"),
         (["--set", "run-dir=/tmp"], "use --out"),
+        (["--set", "resume=runs"], "what is not finished is resumed anyway"),
         (["--set", "delta=.1,0.1"], "--set delta=.1,0.1 has a value twice"),
         (["--seeds", "3:1"], "--seeds 3:1: give numbers"),
         (["--lags", "-1"], "--lags -1: give numbers"),

@@ -345,6 +345,20 @@ def test_a_thousand_rows(tmp_path, references, capsys):
 # ----------------------------------------------------------------------------------------------------------- bad input
 
 
+def test_a_run_resumed_by_another_version_says_so(tmp_path):
+    def change(run, config, result, evals):
+        if run.seed == 1 and run.lag == 0:
+            config["resumed"] = [
+                dict(config),
+                config | {"commit": "def", "versions": config["versions"] | {"torch": "3"}},
+            ]
+
+    write_runs(tmp_path / "out", change)
+    text = report.write_report(tmp_path / "out")
+    assert "**Mixed commit, so the runs are not strictly comparable:** abc, then def (2 runs); abc (6 runs)" in text
+    assert "**Mixed torch, so the runs are not strictly comparable:** 2.13, then 3 (2 runs); 2.13 (6 runs)" in text
+
+
 @pytest.mark.parametrize(
     ("header", "rows", "message"),
     [
