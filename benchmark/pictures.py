@@ -18,6 +18,7 @@ LAST_COLOR, COLORS = "#D55E00", ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E
 STYLES, MARKERS = ("--", "-.", ":", (0, (6, 1, 1, 1, 1, 1))), "osD^vP<X>*"
 REPS = 2000  # of the bands of curves; numbers in tables have 10,000
 POINTS = 400  # of a curve of metrics
+THIN = 4  # algorithms; the single seeds of more would be a tangle
 
 
 def looks(suite):
@@ -115,7 +116,7 @@ def draw_curves(suite, rows, path):
                     continue
                 any_curve = True
                 line = {"color": look["color"], "linestyle": look["linestyle"]}
-                if len(found) <= 4:  # single seeds of many algorithms are a tangle
+                if len(found) <= THIN:
                     x, y = zip(*[point for c in curves for point in (*c.items(), (np.nan, np.nan))], strict=True)
                     axis.plot(x, y, color=look["color"], linewidth=0.7, alpha=0.4)
                 steps, values = common(curves)

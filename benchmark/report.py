@@ -11,7 +11,7 @@ from benchmark.document import to_html, to_markdown
 from benchmark.results import PACKAGES, describe, load
 from benchmark.runs import flag_list, read_json, replace_file
 from benchmark.scores import add_scores, read_references, scored_tasks
-from benchmark.tables import aggregates, per_task, seed_table, spell
+from benchmark.tables import aggregates, learning_speed, per_task, seed_table, spell
 
 PRINTED = 4  # tables of single seeds that are printed, not only written
 
@@ -24,9 +24,14 @@ def write_report(out):
     warnings = missing(rows) + mixed(rows)
     panels = [(task, lag) for task in suite.tasks for lag in suite.lags]
     overall = [block for lag in suite.lags for block in aggregates(suite, rows, tasks, lag)] if tasks else []
-    blocks = [("heading", 1, f"{name}: {suite.description}"), ("text", summary(suite, rows)), *warnings]
-    blocks += [("heading", 2, "Result"), *(headline(suite, rows, tasks, overall)), *per_task(suite, rows)]
-    blocks += [("heading", 2, "Pictures"), *draw(suite, rows, tasks, out)]
+    title = f"{name} {suite.options}".strip()
+    blocks = [("heading", 1, f"{title}: {suite.description}"), ("text", summary(suite, rows)), *warnings]
+    first, *others = draw(suite, rows, tasks, out)
+    blocks += [("heading", 2, "Result"), first, *headline(suite, rows, tasks, overall), *per_task(suite, rows)]
+    if others:
+        blocks += [("heading", 2, "Pictures"), *others]
+    if speed := learning_speed(suite, rows):
+        blocks += [("heading", 2, "Speed of learning"), *speed]
     blocks += [("heading", 2, "Seed by seed")]
     single = {panel: seed_table(suite, rows, *panel) for panel in panels}
     blocks += [block for panel in panels for block in single[panel]]
@@ -60,7 +65,10 @@ def headline(suite, rows, tasks, overall):
         text += f"**Over {len(tasks)} of {len(suite.tasks)} tasks, those with a reference:** {', '.join(tasks)}. "
     text += "IQM: mean of the middle half of all runs of all tasks. Median: of the tasks' means. "
     text += "Optimality gap: how far scores fall short of 1, lower is better. P(better): the probability that a run "
-    text += "of the first scores higher than one of the second on the same task."
+    text += (
+        "of the first scores higher than one of the second on the same task. An interval without width says that no "
+    )
+    text += "resample differs, as when one side always wins; it is no certainty."
     return [("text", text), *overall]
 
 
@@ -68,20 +76,21 @@ def headline(suite, rows, tasks, overall):
 
 
 def draw(suite, rows, tasks, out):
-    """Draw into the folder; returns the blocks."""
+    """Draw into the folder; returns the blocks, score against lag first."""
     if not any(row["eval_return"] is not None for row in rows):
-        return [("text", "None: no run has finished with an evaluation.")]
-    blocks = []
+        return [("text", "No run has finished with an evaluation, so there is no picture.")]
+
+    name = suite.score_name
+    pictures.draw_lags(suite, rows, tasks, out / "lag.png")
+    text = f"Score against lag: mean {name} after the last update, with 95 % bootstrap interval; small dots are single "
+    blocks = [("picture", "lag.png", text + "seeds.")]
 
     def add(file, drawn, title, caption):
         if drawn:
             blocks.extend([("heading", 3, title), ("picture", file, caption)])
 
-    name = suite.score_name
-    pictures.draw_lags(suite, rows, tasks, out / "lag.png")
-    text = f"Mean {name} after the last update, with 95 % bootstrap interval; small dots are single seeds."
-    add("lag.png", True, "Score against lag", text)
-    text = "Thick: mean over seeds; shaded: its 95 % bootstrap interval; thin: single seeds."
+    text = "Thick: mean over seeds; shaded: its 95 % bootstrap interval"
+    text += "; thin: single seeds." if len(suite.algorithms) <= pictures.THIN else "."
     add("curves.png", pictures.draw_curves(suite, rows, out / "curves.png"), "Learning curves", text)
     text = "Each point is a pair of runs with the same task, lag and seed. Above the grey line the algorithm named on "
     text += "the vertical axis is better."

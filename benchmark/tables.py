@@ -76,6 +76,31 @@ def per_task(suite, rows):
     return blocks
 
 
+def learning_speed(suite, rows):
+    """Tables of the area under the curve and, where a reference is known, of the steps to half of it."""
+    area = [["task", "lag", *suite.algorithms]]
+    half = [["task", "lag", *suite.algorithms]]
+    for task in suite.tasks:
+        for lag in suite.lags:
+            cells = [(a, *score_matrix(rows, a, lag, (task,), "area_under_curve")) for a in suite.algorithms]
+            area.append([task, str(lag), *(with_interval(values, mean, suite.decimals) for _, values, _ in cells)])
+            line = [task, str(lag)]
+            for algorithm, _, seeds in cells:
+                reached = score_matrix(rows, algorithm, lag, (task,), "steps_to_half")[0]
+                line.append(f"{np.median(reached):,.0f}, {len(reached)}/{len(seeds)}" if len(reached) else "-")
+            half.append(line)
+    blocks = []
+    if any(cell != "-" for line in area[1:] for cell in line[2:]):
+        text = f"Mean height of the curve of the {suite.score_name}, from the first to the last evaluation."
+        blocks += [("heading", 3, "Area under the learning curve"), ("text", text), ("table", area)]
+    if any(cell != "-" for line in half[1:] for cell in line[2:]):
+        text = "The first evaluation at or above the middle between a random policy and PPO without lag: median of the "
+        text += "seeds that reach it, and how many do. "
+        blocks += [("heading", 3, f"{suite.step_name.capitalize()} to half of the reference"), ("text", text)]
+        blocks += [("table", half)]
+    return blocks
+
+
 def seed_table(suite, rows, task, lag):
     """Blocks: final scores seed by seed, and beneath them each comparison in words."""
     cells = {(r["algorithm"], r["seed"]): r for r in rows if (r["task"], r["lag"]) == (task, lag)}

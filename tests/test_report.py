@@ -260,6 +260,27 @@ def test_tasks_without_a_reference_are_named(tmp_path, references):
     assert "Over 1 of 2 tasks, those with a reference:** A-v0" in (out / "report.md").read_text()
 
 
+def test_speed_of_learning_by_hand(tmp_path, references):
+    """Toy-v0 from 0 to 40 half way: curves reach 20 at step 50 or 100 of 100, or never."""
+    references.write_text("task,steps,final_step,random,ppo\nToy-v0,100,100,0,40\n")
+
+    def change(run, config, result, evals):
+        height = {1: 25.0, 2: 15.0, 3: 5.0}[run.seed]
+        evals[:] = [(25, 0.0), (50, height), (100, 2 * height if run.seed < 3 else 10.0)]
+
+    write_runs(tmp_path / "out", change, lags=(3,), seeds=(1, 2, 3))
+    report.write_report(tmp_path / "out")
+    rows = [r for r in read_rows(tmp_path / "out") if r["algorithm"] == "PPO"]
+    assert [(r["steps_to_half"], float(r["area_under_curve"])) for r in rows] == [
+        ("50.0", (12.5 * 25 + 37.5 * 50) / 75),
+        ("100.0", (7.5 * 25 + 22.5 * 50) / 75),
+        ("", (2.5 * 25 + 7.5 * 50) / 75),
+    ]
+    text = (tmp_path / "out/report.md").read_text()
+    assert ["Toy-v0", "3", "75, 2/3", "75, 2/3"] in cells(text)
+    assert ["Toy-v0", "3", "17.5 [5.8, 29.2]", "17.5 [5.8, 29.2]"] in cells(text)
+
+
 def test_failed_runs_are_not_averaged_in(tmp_path):
     header = "task,algorithm,seed,eval_return,status"
     rows = [("X", "a", 1, 5.0, "finished"), ("X", "a", 2, 7.0, "finished"), ("X", "a", 3, 1e9, "failed")]
