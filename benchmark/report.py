@@ -133,6 +133,11 @@ def mixed(rows):
         if len(counts) > 1:
             found = "; ".join(f"{value} ({count} runs)" for value, count in counts.items())
             warnings.append(("warning", f"**Mixed {key}, so the runs are not strictly comparable:** {found}"))
+    for task in {r["task"]: None for r in rows}:
+        steps = Counter(f"{r['final_step']:,.0f}" for r in rows if r["task"] == task and r["final_step"] is not None)
+        if len(steps) > 1:
+            text = "; ".join(f"{value} ({count} runs)" for value, count in steps.items())
+            warnings.append(("warning", f"**Mixed last steps of {task}, so its runs are not comparable:** {text}"))
     for algorithm in {r["algorithm"]: None for r in rows}:
         # Flags the suite leaves out have the defaults of the script, and those may have changed between two runs.
         finished = [r for r in rows if r["algorithm"] == algorithm and r["status"] == "finished"]

@@ -151,8 +151,8 @@ def read_results(out):
 
 def suite_of(rows):
     """(name, Suite, rows) as far as rows alone tell. A known name lends how its scores are called."""
-    (name, *others) = dict.fromkeys(row["suite"] for row in rows)
-    known = SUITES.get(name) if not others else None
+    names = list(dict.fromkeys(row["suite"] for row in rows))
+    known = SUITES.get(names[0]) if len(names) == 1 else None
     values = [abs(row["eval_return"]) for row in rows if row["eval_return"] is not None]
     suite = Suite(
         description=known.description if known else "results read from results.csv",
@@ -169,4 +169,4 @@ def suite_of(rows):
         pairs = tuple(pair for pair in known.pairs if set(pair) <= suite.algorithms.keys())
         names = {key: getattr(known, key) for key in ("step_name", "score_name", "decimals")}
         suite = replace(suite, pairs=pairs, **names)
-    return name or "results", suite, rows
+    return " and ".join(name or "results" for name in names), suite, rows

@@ -183,7 +183,8 @@ def replace_file(path, content):
 
 def refuse_foreign(out):
     """Raises Refused for a folder with something in it that is not a suite's."""
-    if out.exists() and not (out / "suite.json").exists() and any(entry.name != ".lock" for entry in out.iterdir()):
+    ours = (".lock", ".suite.json.partial")  # of a runner that was killed as it began
+    if out.exists() and not (out / "suite.json").exists() and any(e.name not in ours for e in out.iterdir()):
         raise Refused(f"{out} is not empty and holds no suite.json: choose another --out")
 
 
