@@ -167,6 +167,6 @@ def suite_of(rows):
     )
     if known:
         pairs = tuple(pair for pair in known.pairs if set(pair) <= suite.algorithms.keys())
-        names = {key: getattr(known, key) for key in ("step_name", "score_name", "decimals")}
-        suite = replace(suite, pairs=pairs, **names)
+        words = {key: getattr(known, key) for key in ("step_name", "score_name", "decimals")}
+        suite = replace(suite, pairs=pairs, **words)
     return " and ".join(name or "results" for name in names), suite, rows

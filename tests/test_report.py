@@ -215,6 +215,7 @@ def test_published_results_are_readable_and_give_the_published_numbers(tmp_path)
         text = report.write_report(out)
         assert "Incomplete" not in text
     halfcheetah = (tmp_path / "halfcheetah/report.md").read_text()
+    assert halfcheetah.startswith("# halfcheetah: how much of PPO")
     assert "mean difference +1344.6, 95 % bootstrap interval +881.3 to +2137.9, higher on 5 of 5 seeds." in halfcheetah
     llm = (tmp_path / "llm/report.md").read_text()
     assert "greedy accuracy at the end" in llm
