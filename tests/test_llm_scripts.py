@@ -206,6 +206,15 @@ def test_gpt_agrees_with_attention_by_hand(script):
 
 
 @PAIR
+def test_the_learner_has_no_dropout(script):
+    """Else the first ratio of an update is not 1: the learner scores in training mode what it sampled in evaluation."""
+    _, _, tokenizer, model = build(script)
+    tokens, none = tokenizer.encode(["1+2=", "3+4="], left=True)
+    expected = model.eval()(tokens, none)
+    assert all(torch.equal(model.train()(tokens, none), expected) for _ in range(3))
+
+
+@PAIR
 def test_padding_on_the_left_changes_nothing(script):
     _, _, tokenizer, _ = build(script)
     model = script.GPT(len(tokenizer.alphabet), 32, 2, 2, 16)
