@@ -32,7 +32,9 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
+import zipfile
 from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -165,7 +167,7 @@ class Replay(gym.Wrapper):
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action):
-        self.actions.append(action)
+        self.actions.append(np.array(action))  # a copy: an environment may write into it
         return self.env.step(action)
 
     def episode(self) -> dict:
@@ -755,8 +757,9 @@ class RunFiles:
                     print("resumed with another commit, version or machine: not bit for bit", file=sys.stderr)
                 config = first | {"resumed": [*first.get("resumed", []), config]}
             write_json(self.dir / "config.json", config)
-        except OSError as error:
-            raise Refused(f"--run-dir {self.dir} cannot be used ({error.strerror}); name another folder") from error
+        except (OSError, json.JSONDecodeError) as error:
+            reason = getattr(error, "strerror", "config.json is damaged")
+            raise Refused(f"--run-dir {self.dir} cannot be used ({reason}); name another folder") from error
         self.tensorboard = SummaryWriter(self.dir, purge_step=saved.get("purge_step"))
         self.tables = {}
         self.episodes = self.open_csv("episodes.csv", ["global_step", "episodic_return", "episodic_length"])
@@ -803,7 +806,10 @@ class RunFiles:
         row |= {f"losses/{name}": steps[name].mean() for name in ("policy_loss", "value_loss", "entropy")}
         row |= {"losses/approx_kl_mean": steps["approx_kl"].mean(), "losses/approx_kl_max": steps["approx_kl"].max()}
         row |= {"losses/clipfrac": steps["clipfrac"].mean()}
-        row |= {"losses/explained_variance": 1 - (batch["returns"] - values.flatten()).var() / batch["returns"].var()}
+        row |= {
+            "losses/explained_variance": 1
+            - (batch["returns"] - values.flatten()).var() / batch["returns"].var().clamp(min=1e-8)
+        }
         row |= {"losses/grad_norm": steps["grad_norm"].mean(), "lag/age_mean": ages.mean(), "lag/age_max": ages.max()}
         row |= backward_lag(batch["learner_logprobs"], batch["logprobs"])
         row |= {"lag/tv_forward_mean": steps["tv"].mean(), "lag/tv_forward_max": steps["tv"].max()}
@@ -893,11 +899,16 @@ def write_file(path: Path, data: dict, keep: Path | None = None) -> None:
 
 def load_checkpoint(run_dir: Path) -> tuple[Args, dict]:
     """The newest checkpoint that can be read, and the arguments of its run. Raises Refused where there is none."""
-    with suppress(OSError, ValueError):
-        if json.loads((run_dir / "result.json").read_text())["status"] == "finished":
-            raise Refused(f"--resume {run_dir}: this run is finished")
+    status = None
+    with suppress(OSError, ValueError, KeyError):
+        status = json.loads((run_dir / "result.json").read_text())["status"]
+    if status == "finished":
+        raise Refused(f"--resume {run_dir}: this run is finished")
     for path in (run_dir / "checkpoint.pt", run_dir / "checkpoint_previous.pt"):
         try:
+            with zipfile.ZipFile(path) as file:  # torch.load does not look at the checksums
+                if damaged := file.testzip():
+                    raise ValueError(f"wrong checksum of {damaged}")
             saved = torch.load(path, map_location="cpu", weights_only=True)
             if any((run_dir / name).stat().st_size < size for name, size in saved["files"]["sizes"].items()):
                 raise ValueError("a table is shorter than it was")
@@ -906,7 +917,7 @@ def load_checkpoint(run_dir: Path) -> tuple[Args, dict]:
             return Args(**saved["args"] | {"run_dir": run_dir, "resume": None}), saved
         except Refused:
             raise
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except Exception as error:  # whatever a damaged file leads to
             print(f"{path} is damaged ({error!r:.80}); trying the one before", file=sys.stderr)
@@ -983,6 +994,8 @@ def show_mujoco_warnings() -> None:
 
 def main() -> int:
     args, signals = tyro.cli(Args, description=__doc__.splitlines()[0]), []
+    # the thread of TensorBoard's writer: its OSError is raised again where the training writes next
+    threading.excepthook = lambda hook: isinstance(hook.exc_value, OSError) or threading.__excepthook__(hook)
 
     def stop(number, frame):
         if signals:

@@ -31,7 +31,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import zipfile
 from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -784,9 +786,8 @@ def train(args: Args, signals: list | tuple = ()) -> dict:
     iteration = first = saved["iteration"] + 1 if saved else 1
     try:
         if not saved:  # from here on the run can be resumed
-            files.checkpoint(0, checkpoint(*changing))
-        if first == 1:
             files.evaluate(model, task, tokenizer, 0)
+            files.checkpoint(0, checkpoint(*changing))
         for iteration in range(first, args.num_updates + 1):
             optimizer.param_groups[0]["lr"] = args.learning_rate * min(1, iteration / max(1, args.warmup_updates))
 
@@ -930,8 +931,9 @@ class RunFiles:
                     print("resumed with another commit, version or machine: not bit for bit", file=sys.stderr)
                 config = first | {"resumed": [*first.get("resumed", []), config]}
             write_json(self.dir / "config.json", config)
-        except OSError as error:
-            raise Refused(f"--run-dir {self.dir} cannot be used ({error.strerror}); name another folder") from error
+        except (OSError, json.JSONDecodeError) as error:
+            reason = getattr(error, "strerror", "config.json is damaged")
+            raise Refused(f"--run-dir {self.dir} cannot be used ({reason}); name another folder") from error
         self.tensorboard = SummaryWriter(self.dir, purge_step=saved.get("purge_step"))
         self.tables = {}
         names = ("greedy_accuracy", "sampled_accuracy", "pass_at_k", "completion_length", "truncated")
@@ -1077,11 +1079,16 @@ def write_file(path: Path, data: dict, keep: Path | None = None) -> None:
 
 def load_checkpoint(run_dir: Path) -> tuple[Args, dict]:
     """The newest checkpoint that can be read, and the arguments of its run. Raises Refused where there is none."""
-    with suppress(OSError, ValueError):
-        if json.loads((run_dir / "result.json").read_text())["status"] == "finished":
-            raise Refused(f"--resume {run_dir}: this run is finished")
+    status = None
+    with suppress(OSError, ValueError, KeyError):
+        status = json.loads((run_dir / "result.json").read_text())["status"]
+    if status == "finished":
+        raise Refused(f"--resume {run_dir}: this run is finished")
     for path in (run_dir / "checkpoint.pt", run_dir / "checkpoint_previous.pt"):
         try:
+            with zipfile.ZipFile(path) as file:  # torch.load does not look at the checksums
+                if damaged := file.testzip():
+                    raise ValueError(f"wrong checksum of {damaged}")
             saved = torch.load(path, map_location="cpu", weights_only=True)
             if any((run_dir / name).stat().st_size < size for name, size in saved["files"]["sizes"].items()):
                 raise ValueError("a table is shorter than it was")
@@ -1090,7 +1097,7 @@ def load_checkpoint(run_dir: Path) -> tuple[Args, dict]:
             return Args(**saved["args"] | {"run_dir": run_dir, "resume": None}), saved
         except Refused:
             raise
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except Exception as error:  # whatever a damaged file leads to
             print(f"{path} is damaged ({error!r:.80}); trying the one before", file=sys.stderr)
@@ -1154,6 +1161,8 @@ def open_wandb(name: str, args: Args):
 
 def main() -> int:
     args, signals = tyro.cli(Args, description=__doc__.splitlines()[0]), []
+    # the thread of TensorBoard's writer: its OSError is raised again where the training writes next
+    threading.excepthook = lambda hook: isinstance(hook.exc_value, OSError) or threading.__excepthook__(hook)
 
     def stop(number, frame):
         if signals:

@@ -2,10 +2,10 @@
 
 import ctypes
 import fcntl
+import functools
 import math
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -13,10 +13,22 @@ import sys
 import time
 from collections import deque
 from contextlib import contextmanager
-from datetime import timedelta
+from dataclasses import dataclass
+from typing import IO
 
+from benchmark.progress import fraction, progress
 from benchmark.report import write_report
-from benchmark.runs import ROOT, Refused, expand, refuse_foreign, remember_suite, status
+from benchmark.runs import (
+    ROOT,
+    Refused,
+    Run,
+    differences,
+    expand,
+    read_json,
+    refuse_foreign,
+    remember_suite,
+    status,
+)
 
 POLL_SECONDS = 0.2
 LINE_SECONDS = 60  # between progress lines when stdout is not a terminal
@@ -25,8 +37,11 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
-def run_suite(name, suite, out, workers=None):
-    """Run what is missing in the folder `out`, then report. Returns 0, 1 if runs failed, or 128 + the signal."""
+def run_suite(name, suite, out, command, workers=None, execute=None):
+    """Run what is missing in the folder `out`, then report. Returns 0, 1 if runs failed, or 128 + the signal.
+
+    `command` is what the user typed. `execute` is where to run: by default here, `workers` runs at once.
+    """
     runs = expand(suite, out)
     for run in runs:
         if not (ROOT / run.script).is_file():
@@ -37,16 +52,20 @@ def run_suite(name, suite, out, workers=None):
         remember_suite(out, name, suite)
         missing = [run for run in runs if status(run) != "finished"]
         at_once = workers or default_workers()
-        print(f"{name}: {len(runs)} runs, {len(runs) - len(missing)} finished before, {at_once} at once, in {out}")
-        failures, signum = execute(missing, len(runs), at_once, lock)
+        where = "on Slurm" if execute else f"{at_once} at once"
+        print(f"{name}: {len(runs)} runs, {len(runs) - len(missing)} finished before, {where}, in {out}", flush=True)
+        if execute:
+            failures, signum = execute(missing, len(runs))
+        else:
+            failures, signum = execute_here(missing, len(runs), at_once, lock)
         if signum is not None:
-            command = f"python -m benchmark run {name} --out {shlex.quote(str(out))}"
-            command += f" --workers {workers}" if workers else ""
             print(f"stopped; finished runs are kept, go on with: {command}")
             return 128 + signum
         print(write_report(out))
     for run, reason in failures:
         print(f"failed: {run.name}: {reason} (log: {run.log})")
+    if failures:
+        print(f"{len(failures)} runs failed; repeat them with: {command}")
     return 1 if failures else 0
 
 
@@ -57,38 +76,55 @@ def default_workers():
 @contextmanager
 def locked(out):
     """Hold the lock on DIR/.lock: one runner per folder. It falls with the file, also when the process is killed."""
-    with open(out / ".lock", "a") as lock:
-        for _ in range(20):  # runs of a runner that was just killed need a moment to die
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.1)
-        else:
-            raise Refused(f"{out} is in use by another runner, or by runs which a killed one left behind")
+    for _ in range(20):  # runs of a runner that was just killed need a moment to die
+        if lock := hold(out / ".lock"):
+            break
+        time.sleep(0.1)
+    else:
+        raise Refused(f"{out} is in use by another runner, or by runs which a killed one left behind")
+    with lock:
         yield lock
 
 
-def execute(runs, total, workers, lock):
+@dataclass
+class Job:
+    """A run that is under way."""
+
+    run: Run
+    process: subprocess.Popen
+    lock: IO
+    resumed: bool
+
+
+def execute_here(runs, total, workers, lock):
     """Run all, `workers` at once. Returns ([(run, reason)] of the failed ones, the signal that stopped it or None)."""
-    waiting, running, failures = deque(runs), [], []
-    started, printed = time.monotonic(), -math.inf
+    waiting, running, failures = deque((run, False) for run in runs), [], []
+    started, printed, resumed_at = time.monotonic(), -math.inf, 0.0
     # The handlers only take note: an exception raised between fork and append would lose track of a child.
     signals = []
     previous = {s: signal.signal(s, lambda signum, _: signals.append(signum)) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         while (waiting or running) and not signals:
             while waiting and len(running) < workers:
-                run = waiting.popleft()
-                running.append((run, start(run, lock)))
+                run, fresh = waiting.popleft()
+                if job := start(run, fresh, lock):
+                    running.append(job)
+                    resumed_at += fraction(run) if job.resumed else 0.0
+                else:
+                    failures.append((run, "another runner is at it"))
             time.sleep(POLL_SECONDS)
-            ended = [(run, process) for run, process in running if process.poll() is not None]
-            running = [pair for pair in running if pair not in ended]
-            failures += [(run, reason) for run, process in ended if (reason := failure(run, process.returncode))]
+            ended = [job for job in running if job.process.poll() is not None]
+            running = [job for job in running if job not in ended]
+            for job in ended:
+                job.lock.close()
+                reason = failure(job.run, job.process.returncode)
+                if reason and job.resumed and not signals:
+                    waiting.appendleft((job.run, True))
+                elif reason:
+                    failures.append((job.run, reason))
 
-            line = progress(
-                len(runs), total, len(waiting), [fraction(run) for run, _ in running], started, len(failures)
-            )
+            fractions = [fraction(job.run) for job in running]
+            line = progress(len(runs), total, len(waiting), fractions, started, len(failures), resumed_at)
             if sys.stdout.isatty():
                 width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be rewritten
                 print(f"\r{line[:width]}\x1b[K", end="", flush=True)
@@ -98,30 +134,84 @@ def execute(runs, total, workers, lock):
     finally:
         if runs and sys.stdout.isatty():
             print()
-        stop([process for _, process in running], signals)
+        stop([job.process for job in running], signals)
         for signum, handler in previous.items():
             signal.signal(signum, handler)
     return failures, signals[0] if signals else None
 
 
-def start(run, lock):
-    """Start a run from scratch. What an earlier, unfinished one left is removed."""
-    if run.folder.exists():
-        shutil.rmtree(run.folder)
+def execute_one(run):
+    """Run one and wait: a task of a cluster. Returns None, or why it failed."""
+    for fresh in (False, True):
+        if status(run) == "finished":
+            return None
+        if not (job := start(run, fresh)):
+            return "another runner is at it"
+        returncode = job.process.wait()
+        job.lock.close()
+        reason = failure(run, returncode)
+        if not job.resumed:
+            break
+    return reason
+
+
+def start(run, fresh, *locks):
+    """Start a run, or resume it from its checkpoint unless `fresh`. What else an earlier one left is removed.
+
+    Returns a Job, None where another runner is at this run. The locks stay held while the run lives.
+    """
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(run.log, "w") as log:
-        return subprocess.Popen(
-            run.command,
+    if not (lock := hold(run.lock)):
+        return None
+    resumed = not fresh and resumable(run)
+    command = [*run.command[:2], "--resume", str(run.folder)] if resumed else run.command
+    if run.folder.exists() and not resumed:
+        shutil.rmtree(run.folder)
+    with open(run.log, "a" if resumed else "w") as log:
+        process = subprocess.Popen(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},  # the cores are used by runs side by side
             start_new_session=True,  # a Ctrl-C at the terminal reaches the runner alone
             # A run must not outlive its runner: it would write into a folder that the next runner clears. Linux kills
-            # it; elsewhere it keeps the lock of DIR by inheritance, and the next runner is refused until it is gone.
+            # it; elsewhere it keeps the locks by inheritance, and the next runner is refused until it is gone.
             preexec_fn=die_with_runner if LIBC else None,
-            pass_fds=[lock.fileno()],
+            pass_fds=[held.fileno() for held in (lock, *locks)],
         )
+    return Job(run, process, lock, resumed)
+
+
+def resumable(run):
+    """Whether the folder holds a checkpoint of this very run from which its script can go on. One that failed may do so
+    too: what it failed of, a full disk say, may be over."""
+    if not (run.folder / "checkpoint.pt").exists():
+        return False
+    try:
+        args = read_json(run.folder / "config.json").get("args") or {}
+    except Refused:
+        return False
+    return not differences(run, args) and knows_resume(run.script)
+
+
+@functools.cache
+def knows_resume(script):
+    done = subprocess.run([sys.executable, str(ROOT / script), "--help"], capture_output=True, text=True)
+    return "--resume" in done.stdout
+
+
+def hold(path):
+    """The file, locked, or None where another process holds the lock. It falls with the last process that has it."""
+    file = open(path, "a")  # noqa: SIM115 (as long as the run)
+    for _ in range(3):  # `status` holds a lock for a moment
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            time.sleep(0.05)
+    file.close()
+    return None
 
 
 def die_with_runner():
@@ -140,37 +230,16 @@ def stop(processes, signals):
         time.sleep(0.05)
 
 
-def failure(run, returncode):
+def failure(run, returncode=None):
     """None for a finished run, else the reason in one line."""
     try:
         state = status(run)
     except Refused as error:
         return str(error)
-    if state == "finished" and returncode == 0:
+    if state == "finished" and not returncode:
         return None
-    lines = [line.strip(" │") for line in re.split(r"[\r\n]", run.log.read_text(errors="replace"))]
+    text = run.log.read_text(errors="replace") if run.log.exists() else ""
+    lines = [line.strip(" │") for line in re.split(r"[\r\n]", text)]
     said = [line for line in lines if any(character.isalnum() for character in line)]  # not the frame of a box
-    return f"exit code {returncode}, {state}: {said[-1] if said else 'the log is empty'}"
-
-
-def fraction(run):
-    """How far a running run is, 0 to 1, from the tail of its metrics.csv, whose first column is global_step."""
-    try:
-        with open(run.folder / "metrics.csv", "rb") as file:
-            file.seek(max(0, os.path.getsize(file.name) - 4096))
-            last_line = file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]  # whole lines only
-        total = run.flags.get("total-timesteps") or run.flags.get("num-updates") or math.inf
-        return min(1.0, float(last_line.split(b",")[0]) / total)
-    except (OSError, ValueError):  # not there yet, or only its header
-        return 0.0
-
-
-def progress(asked, total, waiting, fractions, started, failed):
-    """The progress line; time left from the share of this call's work done so far, runs taken as equally long."""
-    ended = asked - waiting - len(fractions)
-    done, elapsed = ended + sum(fractions), time.monotonic() - started
-    left = timedelta(seconds=round((asked - done) * elapsed / done)) if done > 0 else "unknown"
-    line = f"{total - asked + ended}/{total} runs done"
-    line += f", running {' '.join(f'{f:.0%}' for f in fractions)}" if fractions else ""
-    line += f", {failed} failed" if failed else ""
-    return f"{line}, elapsed {timedelta(seconds=round(elapsed))}, left {left}"
+    code = "" if returncode is None else f"exit code {returncode}, "
+    return f"{code}{state}: {said[-1] if said else 'the log is empty'}"

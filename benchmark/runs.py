@@ -3,6 +3,7 @@
 DIR/suite.json                                   the suite this folder holds
 DIR/<task>/<algorithm>/lag<L>/seed<S>/           written by the script (config.json, evals.csv, result.json, ...)
 DIR/<task>/<algorithm>/lag<L>/seed<S>.log        its stdout and stderr
+DIR/<task>/<algorithm>/lag<L>/seed<S>.lock       held by whoever runs it
 Characters of a task or algorithm name other than letters, digits, "_", "." and "-" become "-" in the path.
 """
 
@@ -10,7 +11,8 @@ import json
 import os
 import re
 import sys
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmark.suites import Suite
@@ -42,6 +44,10 @@ class Run:
         return self.folder.with_name(self.folder.name + ".log")
 
     @property
+    def lock(self):
+        return self.folder.with_name(self.folder.name + ".lock")
+
+    @property
     def command(self):
         return [sys.executable, str(ROOT / self.script), *flag_list(self.flags), "--run-dir", str(self.folder)]
 
@@ -56,23 +62,41 @@ def flag_list(flags):
 
 def expand(suite, out):
     """All runs of a suite. Seeds outermost and algorithms innermost, so that a partial result is already paired."""
+    refuse_mixed_versions(suite.tasks)
     runs = []
     for seed in suite.seeds:
         for task in suite.tasks:
             for lag in suite.lags:
                 for algorithm, (script, extra) in suite.algorithms.items():
-                    folder = Path(out).resolve() / slug(task) / slug(algorithm) / f"lag{lag}" / f"seed{seed}"
+                    folder = run_folder(out, task, algorithm, lag, seed)
                     flags = {suite.task_flag: task, "lag": lag, "seed": seed} | suite.settings | extra
                     runs.append(Run(task, algorithm, script, lag, seed, flags, folder))
-    folders = [str(run.folder).lower() for run in runs]  # lower: some file systems ignore case
-    for run, folder in zip(runs, folders, strict=True):
-        if folders.count(folder) > 1:
+    folders = Counter(str(run.folder).lower() for run in runs)  # lower: some file systems ignore case
+    for run in runs:
+        if folders[str(run.folder).lower()] > 1:
             raise Refused(f"the suite has two runs for one folder: {run.name}")
     return runs
 
 
+def run_folder(out, task, algorithm, lag, seed):
+    return Path(out).resolve() / slug(task) / slug(algorithm) / f"lag{int(lag)}" / f"seed{int(seed)}"
+
+
 def slug(name):
-    return re.sub(r"[^\w.-]+", "-", name)
+    """A name as a folder. Raises Refused for one that would lead elsewhere, or be hidden."""
+    folder = re.sub(r"[^\w.-]+", "-", name)
+    if not folder.strip("-") or folder.startswith(".") or len(folder) > 100:
+        raise Refused(f"the name {name!r} cannot be a folder: use letters and digits, 100 at most, no dot in front")
+    return folder
+
+
+def refuse_mixed_versions(tasks):
+    """Returns of two versions of an environment do not compare."""
+    versions = {}
+    for task in tasks:
+        name, _, version = task.rpartition("-v")
+        if name and version.isdigit() and versions.setdefault(name, task) != task:
+            raise Refused(f"{versions[name]} and {task} are two versions of one environment: choose one")
 
 
 def status(run):
@@ -85,9 +109,7 @@ def status(run):
     if result.get("status") != "finished":
         return "failed"
     args = read_json(run.folder / "config.json").get("args") or {}
-    asked = {flag.replace("-", "_"): value for flag, value in run.flags.items()}
-    other = [f"{key} {args.get(key)}, not {value}" for key, value in asked.items() if args.get(key) != value]
-    if other:
+    if other := differences(run, args):
         raise Refused(f"{run.folder} holds another configuration ({'; '.join(other)}): move it or choose another --out")
     try:
         last_step = final_step(args)
@@ -97,6 +119,12 @@ def status(run):
         found = f"seed {result.get('seed')}, step {result.get('global_step')}"
         raise Refused(f"{run.folder} says finished with {found}, not seed {run.seed}, step {last_step}: move it")
     return "finished"
+
+
+def differences(run, args):
+    """What the args of a config.json say otherwise than the flags of a run, as texts."""
+    asked = {flag.replace("-", "_"): value for flag, value in run.flags.items()}
+    return [f"{key} {args.get(key)}, not {value}" for key, value in asked.items() if args.get(key) != value]
 
 
 def final_step(args):
@@ -118,24 +146,45 @@ def read_json(path):
 
 
 def remember_suite(out, name, suite):
-    """Write DIR/suite.json, or compare with it: one folder never mixes two suites."""
+    """Write DIR/suite.json, or compare with it: one folder never mixes two suites.
+
+    The suite asked for may be a part of the one the folder holds, or that one a part of it: then the folder holds the
+    wider from now on. Returns the suite it holds.
+    """
     refuse_foreign(out)
-    path = out / "suite.json"
-    asked = json.loads(json.dumps({"name": name, **asdict(suite)}))  # as JSON gives it back: tuples are lists
-    if path.exists():
-        held = read_json(path)
-        if {**held, "description": ""} != {**asked, "description": ""}:
-            other = f"the suite {held.get('name')}" if held.get("name") != name else f"{name} with other settings"
-            raise Refused(f"{out} holds {other}: choose another --out")
-        return
-    temporary = out / ".suite.json"
-    temporary.write_text(json.dumps(asked, indent=1) + "\n")
-    os.replace(temporary, path)
+    held_name, held = recall_suite(out) if (out / "suite.json").exists() else (name, suite)
+    if held_name != name:
+        raise Refused(f"{out} holds the suite {held_name}: choose another --out")
+    same = (held.settings, held.task_flag) == (suite.settings, suite.task_flag)
+    if not same or not (contains(held, suite) or contains(suite, held)):
+        raise Refused(f"{out} holds {name} with other settings: choose another --out")
+    wider = suite if contains(suite, held) else held
+    if wider is suite:
+        replace_file(out / "suite.json", json.dumps({"name": name, **asdict(wider)}, indent=1) + "\n")
+    return wider
+
+
+def contains(wide, part):
+    """Whether every run of the suite `part` is one of `wide`, settings aside."""
+    if not part.algorithms.items() <= wide.algorithms.items():
+        return False
+    return all(set(getattr(part, key)) <= set(getattr(wide, key)) for key in ("tasks", "lags", "seeds"))
+
+
+def replace_file(path, content):
+    """The file (text or bytes) appears whole or not at all: a full disk leaves the old one as it was."""
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def refuse_foreign(out):
     """Raises Refused for a folder with something in it that is not a suite's."""
-    if out.exists() and not (out / "suite.json").exists() and any(entry.name != ".lock" for entry in out.iterdir()):
+    ours = (".lock", ".suite.json.partial")  # of a runner that was killed as it began
+    if out.exists() and not (out / "suite.json").exists() and any(e.name not in ours for e in out.iterdir()):
         raise Refused(f"{out} is not empty and holds no suite.json: choose another --out")
 
 
@@ -146,6 +195,9 @@ def recall_suite(out):
     content = read_json(out / "suite.json")
     try:
         name, suite = content.pop("name"), Suite(**content)
+        algorithms = {key: (script, dict(flags)) for key, (script, flags) in suite.algorithms.items()}
+        parts = {key: tuple(getattr(suite, key)) for key in ("tasks", "lags", "seeds")}
+        suite = replace(suite, algorithms=algorithms, pairs=tuple(map(tuple, suite.pairs)), **parts)
         if not expand(suite, out):
             raise ValueError("no runs")
         return name, suite

@@ -21,7 +21,7 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
-from benchmark.report import describe
+from benchmark.results import describe
 from benchmark.runner import LIBC, die_with_runner
 from benchmark.runs import ROOT, Refused, flag_list, read_json, slug
 from benchmark.speed_report import BARE, CLEANRL, SB3, SBX, TITLES, TRL, describe_origin, report, write_files
@@ -87,6 +87,7 @@ def add_parser(commands):
     parser.add_argument("--iterations", type=int, default=8, metavar="I", help="measured iterations (default: 8)")
     parser.add_argument("--peers", type=Path, metavar="PYTHON", help="python that has speed_requirements.txt")
     parser.add_argument("--cleanrl", type=Path, metavar="PATH", help="a copy of CleanRL's ppo_continuous_action.py")
+    parser.set_defaults(do=run_speed)
 
 
 def run_speed(args):

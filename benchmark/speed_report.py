@@ -9,7 +9,8 @@ import statistics
 import subprocess
 from pathlib import Path
 
-from benchmark.report import describe, markdown
+from benchmark.document import markdown_table
+from benchmark.results import describe
 from benchmark.runner import default_workers
 from benchmark.runs import ROOT, flag_list
 
@@ -106,7 +107,7 @@ def table(name, contestants, rows):
         line.append(median([row["warmup_seconds"] for row in mine.values()][:1], ",.0f"))  # later ones find it compiled
         line.append(median([row["peak_rss_mb"] for row in mine.values()], ",.0f"))
         lines.append(line)
-    return f"## {TITLES[name]}\n\n{markdown(lines)}"
+    return f"## {TITLES[name]}\n\n{markdown_table(lines)}"
 
 
 def median(values, form):

@@ -1,84 +1,36 @@
-"""The benchmark: real processes of a quick stand-in, the report of known numbers, and the scripts themselves."""
+"""The runner of the benchmark: real processes of a quick stand-in, killed and resumed, and the scripts themselves."""
 
+import contextlib
 import csv
 import importlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmark import report, runner, runs
+from benchmark_helpers import DRIVER, STAND_IN, alive, cells, read_rows, toy, wait_for, write_runs
+
+from benchmark import results, runner, runs, tables
+from benchmark.__main__ import main
+from benchmark.choose import choose
+from benchmark.document import to_markdown
+from benchmark.estimate import estimate, stated_seconds
 from benchmark.runs import ROOT
-from benchmark.stats import area_under_curve, paired_difference
 from benchmark.suites import SUITES, Suite
 
 SCRIPTS = pytest.mark.skipif(
     not ((ROOT / "ppo_continuous.py").exists() and (ROOT / "vaco_continuous.py").exists()), reason="needs the scripts"
 )
-
-STAND_IN = """
-import json, os, signal, sys, time
-from pathlib import Path
-
-flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-args = {flag[2:].replace("-", "_"): json.loads(x) if x[0].isdigit() else x for flag, x in flags.items()}
-folder = Path(args["run_dir"])
-folder.mkdir(parents=True)  # like the scripts: a run directory which is there already is refused
-assert os.environ["OMP_NUM_THREADS"] == "1"
-versions = {"python": "3.12", "torch": "2.13", "numpy": "2.4", "gymnasium": "1.4", "mujoco": "4.0"}
-config = {"args": args, "commit": "abc", "versions": versions, "machine": {"cores": 2}, "command": sys.argv}
-(folder / "config.json").write_text(json.dumps(config))
-(folder / "pid").write_text(str(os.getpid()))
-if args.get("stubborn"):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("starting", args["seed"], flush=True)
-batch, height = args["num_envs"] * args["num_steps"], 100 * args["gain"] + args["seed"] + args["lag"]
-with open(folder / "metrics.csv", "w", buffering=1) as metrics, open(folder / "evals.csv", "w", buffering=1) as evals:
-    metrics.write("global_step,charts/SPS\\n")
-    evals.write("global_step,eval_return,eval_std,eval_length\\n")
-    for step in range(batch, args["total_timesteps"] + 1, batch):
-        time.sleep(args["step_seconds"])
-        metrics.write(f"{step},1000.0\\n")
-        evals.write(f"{step},{height * step / args['total_timesteps']},1.5,10.0\\n")
-        if args.get("fail_seed") == args["seed"]:
-            raise RuntimeError("boom at the first update")
-result = {"status": "finished", "seed": args["seed"], "global_step": step, "train_return": height - 1.0}
-result |= {"eval_return": float(height), "eval_std": 1.5, "sps": 1000.0}
-(folder / "result.partial").write_text(json.dumps(result))
-os.replace(folder / "result.partial", folder / "result.json")
-"""
-
-DRIVER = """
-import sys
-sys.path.insert(0, {root!r})
-from benchmark.__main__ import main
-from benchmark.suites import SUITES, Suite
-SUITES["toy"] = Suite(**{suite!r})
-sys.exit(main())
-"""
-
-
-def toy(script="stand_in.py", **changes):
-    """A suite of eight runs of the stand-in; total-timesteps is not a multiple of its batch of 10 x 2."""
-    settings = {"num-envs": 10, "num-steps": 2, "total-timesteps": 110, "step-seconds": 0} | changes.pop("settings", {})
-    algorithms = {"PPO": (str(script), {"gain": 1}), "VACO .5": (str(script), {"gain": 2.5})}
-    suite = {
-        "description": "stand-in",
-        "algorithms": algorithms,
-        "tasks": ("Toy-v0",),
-        "lags": (0, 15),
-        "seeds": (1, 2),
-    }
-    return suite | {"settings": settings} | changes
 
 
 @pytest.fixture
@@ -100,37 +52,6 @@ def bench(tmp_path):
 
     bench.start = start
     return bench
-
-
-def read_rows(out):
-    with open(out / "results.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def cells(text):
-    """The rows of the Markdown tables in a text."""
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited for a minute"
-        time.sleep(0.02)
-
-
-def alive(out):
-    """Process ids of stand-ins under `out` that still run."""
-    return [int(path.read_text()) for path in out.rglob("pid") if is_alive(int(path.read_text()))]
-
-
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    status = Path(f"/proc/{pid}/stat")  # a process that is dead but not yet collected by its parent is not running
-    return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 # ---------------------------------------------------------------------------------------------------------- the runner
@@ -241,7 +162,7 @@ def test_a_second_runner_is_refused(bench, tmp_path):
         (["run", "toy", "--out", "held"], {"lags": (0, 3)}, "held holds toy with other settings"),
         (["run", "toy", "--out", "full"], {}, "full is not empty and holds no suite.json"),
         (["run", "toy", "--out", "full/notes"], {}, "notes"),
-        (["report", "full"], {}, "full holds no suite.json"),
+        (["report", "full"], {}, "full holds no suite.json and no results.csv"),
         (["report", "new"], {}, "new holds no suite.json"),
     ],
 )
@@ -277,137 +198,7 @@ def test_progress_reads_the_tail_of_metrics(tmp_path):
     metrics.write_text("global_step,charts/SPS\n" + "".join(f"{step},1.0\n" for step in range(1, 56)) + "99,1")
     assert runner.fraction(run) == 0.5  # of 110 steps; the line that is being written does not count
     line = runner.progress(asked=6, total=8, waiting=2, fractions=[0.5, 0.25], started=time.monotonic(), failed=1)
-    assert line.startswith("4/8 runs done, running 50% 25%, 1 failed, elapsed 0:00:00, left ")
-
-
-# ---------------------------------------------------------------------------------------------------------- the report
-
-
-def write_runs(out, change=lambda run, config, result, evals: None, **changes):
-    """Folders of finished runs without running them; `change` edits what a run has written."""
-    suite = Suite(**toy(**changes))
-    out.mkdir()
-    runs.remember_suite(out, "toy", suite)
-    for run in runs.expand(suite, out):
-        args = {flag.replace("-", "_"): value for flag, value in run.flags.items()}
-        versions = {"python": "3.12", "torch": "2.13", "numpy": "2.4", "gymnasium": "1.4", "mujoco": "4.0"}
-        config = {"args": args, "commit": "abc", "versions": versions, "machine": "a machine"}
-        value = {"PPO": 10.0, "VACO .5": 12.0}[run.algorithm] * run.seed
-        result = {"status": "finished", "seed": run.seed, "global_step": 100, "train_return": value - 1}
-        result |= {"eval_return": value, "eval_std": 1.0, "sps": 5.0}
-        evals = [(50, 0.0), (100, value)]
-        run.folder.mkdir(parents=True)
-        change(run, config, result, evals)
-        (run.folder / "config.json").write_text(json.dumps(config))
-        (run.folder / "result.json").write_text(json.dumps(result))
-        lines = [f"{step},{value},1,1" for step, value in evals]
-        (run.folder / "evals.csv").write_text(
-            "\n".join(["global_step,eval_return,eval_std,eval_length", *lines]) + "\n"
-        )
-    return suite
-
-
-def test_table_and_interval_of_known_numbers(tmp_path):
-    write_runs(tmp_path / "out", lags=(3,), seeds=(1, 2, 3))
-    text = report.write_report(tmp_path / "out")
-    lines = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
-    ]
-    assert lines[0] == ["seed", "PPO", "VACO .5", "VACO .5 - PPO"]
-    assert lines[2:] == [
-        ["1", "10.0", "12.0", "+2.0"],
-        ["2", "20.0", "24.0", "+4.0"],
-        ["3", "30.0", "36.0", "+6.0"],
-        ["mean", "20.0", "24.0", "+4.0"],
-    ]
-    assert "mean difference +4.0, 95 % bootstrap interval +2.0 to +6.0, higher on 3 of 3 seeds." in text
-    assert "Mixed" not in text
-    assert "Incomplete" not in text
-    assert {(r["seed"], r["area_under_curve"]) for r in read_rows(tmp_path / "out") if r["algorithm"] == "PPO"} == {
-        ("1", "5.0"),
-        ("2", "10.0"),
-        ("3", "15.0"),
-    }
-    written = (tmp_path / "out/report.md").read_text()
-    for known in ("run toy --out", "commit: abc", "torch: 2.13", "a machine", "--num-envs 10", "--gain 2.5"):
-        assert known in written
-
-
-def test_three_algorithms_are_each_compared_with_the_last():
-    suite = Suite(**toy(algorithms={"PPO": ("a.py", {}), "wide": ("a.py", {"clip-coef": 0.5}), "VACO": ("b.py", {})}))
-    rows = [
-        {"task": "Toy-v0", "lag": 0, "algorithm": a, "seed": s, "status": "finished", "eval_return": v * s}
-        for a, v in (("PPO", 1.0), ("wide", 5.0), ("VACO", 4.0))
-        for s in (1, 2)
-    ]
-    text = report.table(suite, rows, "Toy-v0", 0)
-    assert ["2", "2.0", "10.0", "8.0", "+6.0", "-2.0"] in cells(text)
-    assert "VACO - PPO: mean difference +4.5, no interval from fewer than 3 seeds, higher on 2 of 2 seeds." in text
-    assert "VACO - wide: mean difference -1.5, no interval from fewer than 3 seeds, higher on 0 of 2 seeds." in text
-
-
-def test_one_seed_has_no_interval(tmp_path):
-    write_runs(tmp_path / "out", seeds=(1,))
-    text = report.write_report(tmp_path / "out")
-    assert "mean difference +2.0, no interval from fewer than 3 seeds, higher on 1 of 1 seeds." in text
-    assert (tmp_path / "out/curves.png").exists()
-
-
-def test_missing_failed_and_unfinished_runs_are_listed_and_left_out(tmp_path):
-    out = tmp_path / "out"
-
-    def change(run, config, result, evals):
-        if (run.algorithm, run.lag, run.seed) == ("PPO", 0, 2):
-            result["status"] = "failed"
-
-    write_runs(out, change, seeds=(1, 2, 3))
-    shutil.rmtree(out / "Toy-v0/VACO-.5/lag0/seed1")
-    (out / "Toy-v0/VACO-.5/lag15/seed3/result.json").unlink()
-    text = report.write_report(out)
-    assert "Incomplete: 3 of 18 runs" not in text
-    assert "Incomplete: 3 of 12 runs are not finished" in text
-    for line in ("PPO, Toy-v0, lag 0, seed 2: failed", "VACO .5, Toy-v0, lag 0, seed 1: missing"):
-        assert f"- {line}" in text
-    assert "- VACO .5, Toy-v0, lag 15, seed 3: unfinished" in text
-    assert (
-        "mean difference +6.0, no interval from fewer than 3 seeds, higher on 1 of 1 seeds (2 of 3 seeds left out)."
-        in text
-    )
-    assert [r["status"] for r in read_rows(out)].count("finished") == 9
-
-
-def test_nothing_finished_is_a_report_too(tmp_path):
-    suite = write_runs(tmp_path / "out")
-    for run in runs.expand(suite, tmp_path / "out"):
-        shutil.rmtree(run.folder)
-    assert "VACO .5 - PPO: no seed has both." in report.write_report(tmp_path / "out")
-
-
-@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
-def test_no_evaluation_is_said_and_not_replaced_by_the_training_return(tmp_path, value):
-    def change(run, config, result, evals):
-        result["eval_return"] = value
-        evals.clear()
-
-    write_runs(tmp_path / "out", change)
-    text = report.write_report(tmp_path / "out")
-    assert text.count("no evaluation") == 8
-    assert {(r["eval_return"], r["area_under_curve"]) for r in read_rows(tmp_path / "out")} == {("", "")}
-
-
-def test_mixed_versions_commits_and_settings_are_said(tmp_path):
-    def change(run, config, result, evals):
-        if run.seed == 2:
-            config["versions"]["mujoco"], config["commit"] = "3.9", None
-        config["args"]["gamma"] = 0.9 if run.seed == 2 and run.algorithm == "PPO" else 0.99
-
-    write_runs(tmp_path / "out", change)
-    report.write_report(tmp_path / "out")
-    text = (tmp_path / "out/report.md").read_text()
-    assert "**Mixed mujoco, so the runs are not strictly comparable:** 4.0 (4 runs); 3.9 (4 runs)" in text
-    assert "**Mixed commit, so the runs are not strictly comparable:** abc (4 runs); unknown (4 runs)" in text
-    assert "**Mixed settings of PPO, so its runs are not comparable:** gamma" in text
-    assert text.count("Mixed") == 3
+    assert line.startswith("[###########         ] 4/8 runs done, running 50% 25%, 1 failed, elapsed 0:00:00, left ")
 
 
 @pytest.mark.parametrize(
@@ -433,75 +224,272 @@ def test_a_finished_run_of_another_kind_is_refused(bench, tmp_path, where, key, 
         assert refused.stderr_text.count("\n") == 1
 
 
-def test_damaged_files_of_a_run_are_refused_in_a_line(tmp_path):
-    def change(run, config, result, evals):
-        if run.algorithm == "PPO" and run.lag == 0:
-            evals[:] = [(50, 0.0), (50, 1.0)]  # a step twice
-        if run.algorithm == "VACO .5" and run.lag == 0:
-            config["versions"] = None
-
-    suite = write_runs(tmp_path / "out", change, seeds=(1,))
-    for run in [run for run in runs.expand(suite, tmp_path / "out") if run.lag == 0]:
-        with pytest.raises(runs.Refused, match="cannot be read"):
-            report.read_run("toy", run)
+# ----------------------------------------------------------------------------------------- killed, resumed, repeated
 
 
-@pytest.mark.parametrize("key", ["algorithms", "tasks", "lags", "seeds"])
-@pytest.mark.parametrize("value", [3, [], {}, {"a": 1}, None])
-def test_a_damaged_suite_file_is_refused_in_a_line(tmp_path, key, value):
-    if (key, value) in [("tasks", {"a": 1}), ("seeds", {"a": 1}), ("lags", {"a": 1})]:
-        return  # keys, taken as a list
-    write_runs(tmp_path / "out")
-    path = tmp_path / "out/suite.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    with pytest.raises(runs.Refused, match="is not a suite"):
-        runs.recall_suite(tmp_path / "out")
+def final_table(out):
+    """results.csv without the column that tells the time."""
+    return [{key: value for key, value in row.items() if key != "sps"} for row in read_rows(out)]
 
 
-# ---------------------------------------------------------------------------------------------------------- statistics
+def kill_at_random(start, out, rounds, seed):
+    """Starts the runner `rounds` times; each time kill -9 hits the runner, or a run while the runner goes on."""
+    rng = random.Random(seed)
+    for _ in range(rounds):
+        process = start()
+        time.sleep(rng.uniform(0.2, 1.2))
+        if rng.random() < 0.5 and (running := alive(out)):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(rng.choice(running), signal.SIGKILL)
+            time.sleep(rng.uniform(0, 0.3))
+        process.kill()
+        process.communicate()
 
 
-def test_paired_difference_by_hand():
-    mean, low, high, wins = paired_difference([3.0, 5.0, 1.0, 8.0], [1.0, 6.0, 1.0, 2.0])  # 2, -1, 0, 6
-    assert (mean, wins) == (1.75, 2)  # a tie is no win
-    assert -1 <= low < mean < high <= 6
-    assert paired_difference([3.0, 5.0, 1.0, 8.0], [1.0, 6.0, 1.0, 2.0]) == (mean, low, high, wins)
-    assert paired_difference([1.0, 6.0, 1.0, 2.0], [3.0, 5.0, 1.0, 8.0])[0] == -1.75
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("resume", [True, False])
+def test_kill_9_at_random_moments_changes_no_result(bench, tmp_path, rounds, resume):
+    script = tmp_path / "killed.py"
+    script.write_text(STAND_IN if resume else STAND_IN.replace("--resume DIR", "no such thing"))
+    suite = toy(script, settings={"step-seconds": 0.02, "total-timesteps": 100 * rounds})
+    changes = {key: suite[key] for key in ("algorithms", "settings")}
+    out = tmp_path / "out"
+    kill_at_random(lambda: bench.start("run", "toy", "--out", out, "--workers", 2, **changes), out, rounds, seed=rounds)
+    assert bench("run", "toy", "--out", out, "--workers", 8, **changes).returncode == 0
+    assert bench("run", "toy", "--out", tmp_path / "whole", "--workers", 8, **changes).returncode == 0
+    assert final_table(out) == final_table(tmp_path / "whole")
+    assert len({row["eval_std"] for row in read_rows(out)}) == 2  # one per seed: every step counts
+    for picture in ("curves.png", "lag.png", "pairs.png", "profile.png"):
+        assert (out / picture).read_bytes() == (tmp_path / "whole" / picture).read_bytes()
 
 
-def test_paired_difference_of_three_seeds_against_all_resamples():
-    difference = np.array([0.0, 3.0, 9.0])
-    means = [
-        np.mean([a, b, c]) for a in difference for b in difference for c in difference
-    ]  # each of 27, equally likely
-    _, low, high, _ = paired_difference(difference, np.zeros(3))
-    assert (low, high) == (min(means), max(means))  # each end has probability 1/27, more than 2.5 %
+def test_an_unfinished_run_is_resumed_from_its_checkpoint(bench, tmp_path):
+    out, slow = tmp_path / "out", {"settings": {"step-seconds": 0.3}}
+    process = bench.start("run", "toy", "--out", out, "--workers", 8, **slow)
+    wait_for(lambda: len(list(out.rglob("checkpoint.pt"))) == 8)
+    process.kill()
+    process.communicate()
+    held = [path.stat().st_size for path in sorted(out.rglob("metrics.csv"))]
+    assert bench("run", "toy", "--out", out, "--workers", 8, **slow).returncode == 0
+    logs = [path.read_text() for path in out.rglob("seed*.log")]
+    assert all(log.splitlines()[0].startswith("starting") and "resuming" in log for log in logs)
+    assert min(held) > len("global_step,charts/SPS\n")
+    assert all(len(path.read_text().splitlines()) == 6 for path in out.rglob("metrics.csv"))  # 5 steps, none twice
 
 
-def test_paired_difference_keeps_pairs():
-    x = np.array([100.0, 2000.0, 30000.0])  # the seeds differ much, the difference not at all
-    assert paired_difference(x, x - 5) == (5.0, 5.0, 5.0, 3)
+def test_where_resuming_fails_the_run_is_repeated(bench, tmp_path):
+    out, slow = tmp_path / "out", {"settings": {"step-seconds": 0.2, "bad-checkpoint": 1}}
+    process = bench.start("run", "toy", "--out", out, "--workers", 8, **slow)
+    wait_for(lambda: len(list(out.rglob("checkpoint.pt"))) == 8)
+    process.kill()
+    process.communicate()
+    again = bench("run", "toy", "--out", out, "--workers", 8, **slow)
+    assert again.returncode == 0, again.stdout_text
+    assert all(path.read_text().startswith("starting") for path in out.rglob("seed*.log"))
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_no_interval_from_fewer_than_three_seeds(seeds):
-    assert paired_difference(np.full(seeds, 2.0), np.full(seeds, 1.0)) == (1.0, None, None, seeds)
+def test_a_checkpoint_of_other_settings_is_not_resumed(tmp_path):
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    (run, *_) = runs.expand(Suite(**toy(tmp_path / "stand_in.py")), tmp_path)
+    run.folder.mkdir(parents=True)
+    args = {flag.replace("-", "_"): value for flag, value in run.flags.items()}
+    (run.folder / "config.json").write_text(json.dumps({"args": args}))
+    assert not runner.resumable(run)  # no checkpoint
+    (run.folder / "checkpoint.pt").write_text("")
+    assert runner.resumable(run)
+    (run.folder / "result.json").write_text('{"status": "failed"}')
+    assert runner.resumable(run)
+    (run.folder / "config.json").write_text(json.dumps({"args": args | {"num_envs": 11}}))
+    assert not runner.resumable(run)
+    (run.folder / "config.json").write_text("{")
+    assert not runner.resumable(run)
 
 
+def test_two_runners_never_do_the_same_run(bench, tmp_path):
+    """A task of a cluster holds no lock on the folder, only on its run."""
+    out, suite = tmp_path / "out", Suite(**toy(tmp_path / "stand_in.py", seeds=(1,)))
+    out.mkdir()
+    runs.remember_suite(out, "toy", suite)
+    (first, *_) = runs.expand(suite, out)
+    first.folder.parent.mkdir(parents=True)
+    with runner.hold(first.lock):
+        assert runner.hold(first.lock) is None
+        done = bench("run", "toy", "--out", out, seeds=(1,))
+        assert "running 0%: PPO, Toy-v0, lag 0, seed 1" in bench("status", out).stdout_text
+    assert done.returncode == 1
+    assert "failed: PPO, Toy-v0, lag 0, seed 1: another runner is at it" in done.stdout_text
+    assert not first.folder.exists()
+    assert bench("run", "toy", "--out", out, seeds=(1,)).returncode == 0
+
+
+def test_status_counts_the_states(bench, tmp_path):
+    out = tmp_path / "out"
+    bench("run", "toy", "--out", out, settings={"fail-seed": 2})
+    shutil.rmtree(out / "Toy-v0/PPO/lag0/seed1")
+    text = bench("status", out).stdout_text
+    assert "toy: 8 runs, 4 unfinished, 3 finished, 1 missing" in text
+    assert ["Toy-v0", "0", "0/2 (1 unfinished)", "1/2 (1 unfinished)"] in cells(text)
+    assert "unfinished 18%: VACO .5, Toy-v0, lag 15, seed 2 (log: " in text
+    assert bench("status", tmp_path / "none").returncode == 2
+
+
+@SCRIPTS
+@pytest.mark.slow
+def test_kill_9_of_the_scripts_themselves(bench, tmp_path):
+    settings = {"num-envs": 4, "num-steps": 64, "num-minibatches": 4, "update-epochs": 4, "total-timesteps": 20_000}
+    suite = toy(tasks=("InvertedPendulum-v5",), lags=(2,))
+    suite["settings"] = settings | {"num-evals": 2, "eval-episodes": 2}
+    suite["algorithms"] = {"PPO": ("ppo_continuous.py", {}), "VACO": ("vaco_continuous.py", {})}
+    (tmp_path / "real.py").write_text(DRIVER.format(root=str(ROOT), suite=suite))
+
+    def start(name):
+        command = [sys.executable, str(tmp_path / "real.py"), "run", "toy", "--out", str(tmp_path / name)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+
+    rng = random.Random(0)
+    for _ in range(5):
+        process = start("out")
+        time.sleep(rng.uniform(3, 9))
+        process.kill()
+        process.communicate()
+    for name in ("out", "whole"):
+        process = start(name)
+        process.communicate(timeout=300)
+        assert process.returncode == 0
+    assert final_table(tmp_path / "out") == final_table(tmp_path / "whole")
+
+
+# ---------------------------------------------------------------------------------------- a suite of the command line
+
+
+def test_choose_some_of_a_suite():
+    suite = choose(SUITES["mujoco10"], ["Hopper-v5", "PPO", "VACO"], lags=["0,15"], seeds=["1:3", "7"])
+    assert (suite.tasks, list(suite.algorithms)) == (("Hopper-v5",), ["PPO", "VACO"])
+    assert (suite.lags, suite.seeds) == ((0, 15), (1, 2, 3, 7))
+    assert suite.options == "--only Hopper-v5 PPO VACO --lags 0,15 --seeds 1:3 7"
+    assert suite.comparisons == (("VACO", "PPO"),)
+    assert choose(SUITES["quick"], tasks=["Ant-v5"]).tasks == ("Ant-v5",)
+    assert choose(SUITES["llm"], only=["VACO 3e-4", "GRPO 3e-4"]).pairs == (("VACO 3e-4", "GRPO 3e-4"),)
+
+
+@SCRIPTS
+def test_set_a_flag_or_sweep_it():
+    suite = choose(
+        SUITES["quick"], settings=["total-timesteps=3e4", "clip-coef=.3", "anneal-lr=false", "target-kl=none"]
+    )
+    (ppo, vaco, *_) = runs.expand(suite, "out")
+    assert (ppo.flags["total-timesteps"], ppo.flags["clip-coef"], ppo.flags["target-kl"]) == (30_000, 0.3, None)
+    assert "clip-coef" not in vaco.flags
+    assert "--no-anneal-lr" in vaco.command
+
+    suite = choose(SUITES["quick"], settings=["delta=0.1,.2"])
+    assert list(suite.algorithms) == ["PPO", "VACO delta .1", "VACO delta .2"]
+    assert suite.algorithms["VACO delta .1"] == ("vaco_continuous.py", {"delta": 0.1})
+    assert suite.comparisons == (("VACO delta .1", "PPO"), ("VACO delta .2", "PPO"))
+
+    suite = choose(SUITES["quick"], settings=["update-epochs=1,10"])
+    names = ("VACO update-epochs 1", "PPO update-epochs 1"), ("VACO update-epochs 10", "PPO update-epochs 10")
+    assert suite.comparisons == names  # each value with the same one
+    suite = choose(SUITES["quick"], only=["VACO"], settings=["delta=.1,.2", "realign=true,false"])
+    assert "VACO delta .1 realign false" in suite.algorithms
+    assert len(suite.algorithms) == 4
+
+
+@SCRIPTS
 @pytest.mark.parametrize(
-    ("x", "y"), [([1.0], [1.0, 2.0]), ([], []), ([[1.0, 2.0]], [[1.0, 2.0]]), ([1.0, np.nan], [1.0, 1.0])]
+    ("words", "message"),
+    [
+        (["--set", "detla=.1"], "--set detla: no such flag of ppo_continuous.py, vaco_continuous.py; python"),
+        (["--set", "delta"], "--set delta: give flag=value"),
+        (["--set", "delta="], "give flag=value"),
+        (["--set", "total-timesteps=many"], "--set total-timesteps=many: give a whole number"),
+        (["--set", "num-envs=1.5"], "give a whole number"),
+        (["--set", "delta=nan"], "--set delta=nan: give a number"),
+        (["--set", "anneal-lr=perhaps"], "give true or false"),
+        (["--set", "lag-mode=both"], "choose one of uniform, fixed"),
+        (["--set", "lag=1"], "--set lag: use --lags"),
+        (["--set", "env-id=Ant-v5"], "use --tasks"),
+        (["--set", "run-dir=/tmp"], "use --out"),
+        (["--set", "resume=runs"], "what is not finished is resumed anyway"),
+        (["--set", "delta=.1,0.1"], "--set delta=.1,0.1 has a value twice"),
+        (["--seeds", "3:1"], "--seeds 3:1: give numbers"),
+        (["--lags", "-1"], "--lags -1: give numbers"),
+        (["--seeds", "1:99999"], "give numbers"),
+        (
+            ["--only", "Hopper"],
+            "--only Hopper: the suite has no such task or algorithm; it has HalfCheetah-v5, PPO, VACO",
+        ),
+        (["--tasks", ".."], "the name '..' cannot be a folder"),
+        (["--tasks", "/"], "the name '/' cannot be a folder"),
+        (["--tasks", "Hopper-v4", "Hopper-v5"], "Hopper-v4 and Hopper-v5 are two versions of one environment"),
+        (["--tasks", "gym:A/b-v1", "gym:A-b-v1"], "two runs for one folder"),
+    ],
 )
-def test_paired_difference_refuses_what_is_not_paired(x, y):
-    with pytest.raises(ValueError, match="x and y"):
-        paired_difference(x, y)
+def test_wrong_options_are_refused_in_a_line(tmp_path, capsys, words, message):
+    words = [f"{words[0]}={words[1]}", *words[2:]] if words[1].startswith("-") else words
+    assert main(["run", "quick", "--dry-run", "--out", str(tmp_path / "new"), *words]) == 2
+    text = capsys.readouterr().err
+    assert message in text
+    assert text.count("\n") == 1
+    assert not (tmp_path / "new").exists()
 
 
-def test_area_under_curve_by_hand():
-    assert area_under_curve([10, 20, 40], [0.0, 4.0, 10.0]) == (10 * 2 + 20 * 7) / 30
-    assert area_under_curve([5, 6], [3.0, 3.0]) == 3.0
-    for steps in ([1], [2, 1], [1, 1], [1, 2, 3]):
-        with pytest.raises(ValueError, match="a curve"):
-            area_under_curve(steps, np.zeros(min(len(steps), 2)))
+def test_two_algorithms_that_become_the_same_are_refused():
+    with pytest.raises(runs.Refused, match=r"PPO clip \.2 and PPO clip \.3 the same"):
+        choose(SUITES["tuned"], settings=["clip-coef=.4"])
+
+
+def test_a_folder_may_grow_and_be_done_in_parts(bench, tmp_path):
+    out = tmp_path / "out"
+    assert "4/4 runs done" in bench("run", "toy", "--out", out, "--seeds", "1").stdout_text
+    whole = bench("run", "toy", "--out", out)
+    assert "8 runs, 4 finished before" in whole.stdout_text
+    part = bench("run", "toy", "--out", out, "--only", "PPO", "--lags", "15")
+    assert "2 runs, 2 finished before" in part.stdout_text
+    assert len(read_rows(out)) == 8
+    other = bench("run", "toy", "--out", out, "--lags", "0,3")
+    assert (other.returncode, len(read_rows(out))) == (2, 8)
+
+
+@SCRIPTS
+def test_dry_run_and_list_print_every_command_and_touch_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "mujoco10-100m", "--dry-run", "--seeds", "1", "--workers", "10"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("--run-dir") == 120
+    assert "--total-timesteps 100000000" in text
+    assert "120 of 120 runs to do, " in text
+    assert "stated rates" in text
+    assert main(["list", "quick"]) == 0
+    assert capsys.readouterr().out.count("python ") == 12
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_estimate_follows_finished_runs(tmp_path):
+    """Runs of 100 environment steps at 5 a second take 20 s."""
+    suite = write_runs(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out/Toy-v0/PPO/lag0/seed1")
+    seconds, basis = estimate(runs.expand(suite, tmp_path / "out"))
+    assert list(seconds.values()) == [pytest.approx(110 / 5)]
+    assert basis == "from the steps per second of 7 finished runs"
+    shutil.rmtree(tmp_path / "out")
+    assert estimate(runs.expand(suite, tmp_path / "out"))[1].startswith("from stated rates")
+
+
+def test_estimates_agree_with_the_published_speeds():
+    """The stated rates, within a factor of two of every published run."""
+    for path in (ROOT / "benchmark/results").glob("*.csv"):
+        with open(path, newline="") as file:
+            for row in csv.DictReader(file):
+                suite = SUITES[row["suite"]]
+                (run,) = [
+                    run
+                    for run in runs.expand(replace(suite, seeds=(int(row["seed"]),)), "out")
+                    if (run.algorithm, run.task, run.lag) == (row["algorithm"], row["task"], int(row["lag"]))
+                ]
+                batch = run.flags.get("num-prompts", 1) * run.flags.get("num-generations", 1)
+                size = run.flags.get("total-timesteps") or run.flags["num-updates"] * batch
+                assert 0.5 < stated_seconds(run) / (size / float(row["sps"])) < 2, (path, row["algorithm"])
 
 
 # --------------------------------------------------------------------------------------------------------- the scripts
@@ -545,13 +533,13 @@ def test_scripts_that_count_updates(tmp_path):
     (first.folder / "metrics.csv").write_text("global_step,x\n50,1\n")
     (first.folder / "evals.csv").write_text(evals)
     assert runner.fraction(first) == 0.5
-    assert report.read_evals(first.folder / "evals.csv") == [(0, 0.25), (50, 0.5)]
+    assert results.read_evals(first.folder / "evals.csv") == {0: 0.25, 50: 0.5}
     row = {"task": "arithmetic", "lag": 0, "status": "finished"}
     rows = [
         row | {"algorithm": a, "seed": s, "eval_return": x}
         for s in (1, 2, 3)
         for a, x in (("GRPO", 0.25), ("VACO", 0.5))
     ]
-    text = report.table(suite, rows, "arithmetic", 0)
+    text = to_markdown(tables.seed_table(suite, rows, "arithmetic", 0))
     assert "greedy accuracy at the end" in text
     assert "+0.250" in text
