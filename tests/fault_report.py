@@ -244,7 +244,11 @@ def refused(what: str, bench: Bench) -> str:
 
 
 FAULTS = [  # fault, how it is done, function of a bench; those in SERIES count their own tries
-    ("`kill -9` at a random moment", "up to 0.6 s after the start, then resumed and killed again", faults.at_random),
+    (
+        "`kill -9` at a random moment",
+        "up to 0.6 s after the folder appears, then resumed and killed again",
+        faults.at_random,
+    ),
     ("`kill -9` while a checkpoint is written", "while its unfinished file exists", faults.in_a_write),
     ("`kill -9` after an update", "before its checkpoint", partial(stopped, KILL, -9)),
     ("SIGTERM", "after a random update", partial(stopped, TERMINATE, 143)),
@@ -305,6 +309,8 @@ def try_fault(how: Callable, times: int, bench: Bench) -> tuple[dict[str, int], 
 
 def report(times: int, scripts: list[str], command: str) -> tuple[str, int]:
     """The page, and how many tries went wrong."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown"
     start, rows, tries, failures = time.monotonic(), [], 0, []
     with tempfile.TemporaryDirectory() as home:
         benches = [Bench(name, Path(home) / name, random.Random(0)) for name in scripts]
@@ -326,8 +332,6 @@ def report(times: int, scripts: list[str], command: str) -> tuple[str, int]:
             tries += count
             told = "; ".join(f"{name}: {x}" if len(total) > 1 else name for name, x in total.items())
             rows.append(f"| {fault} | {how} | {count} | {told} |")
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown"
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "gymnasium", "tensorboard"))
     facts = {"rows": "\n".join(rows), "updates": faults.UPDATES, "long": LONG, "total": tries, "wrong": len(failures)}
     facts |= {"listed": "".join(f"\n- {x:.300}" for x in sorted({*failures})), "command": command, "commit": commit}

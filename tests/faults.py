@@ -230,7 +230,7 @@ def kill_and_resume(name: str, cwd: Path, words: list, times: int, moment: Calla
     """Kills and resumes a run until it has been killed so many times and has finished; a run that finishes before is
     checked by check(folder) and another one is begun. moment(process, folder) waits for the time to kill."""
     kills, number, folder = Kills(), 0, None
-    while folder is not None or kills.done < times:
+    while folder is not None or kills.done < times or not kills.finished:
         if folder is None:
             number += 1
             folder, start = cwd / f"run{number}", [*words, "--run-dir", cwd / f"run{number}"]
@@ -256,6 +256,8 @@ def kill_and_resume(name: str, cwd: Path, words: list, times: int, moment: Calla
 
 
 def at_random(rng: random.Random, longest: float, process: Process, folder: Path) -> None:
+    while process.alive() and not folder.exists():  # a warm start comes first
+        time.sleep(0.001)
     time.sleep(rng.uniform(0, longest))
 
 
