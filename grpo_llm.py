@@ -378,7 +378,7 @@ def warm_start(args: Args, task, tokenizer: CharTokenizer, device: torch.device)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
+            model.load_state_dict(read_file(path, device))
             return model
         partial.touch()
     except Exception as error:
@@ -387,8 +387,11 @@ def warm_start(args: Args, task, tokenizer: CharTokenizer, device: torch.device)
     if not all(x.isfinite().all() for x in model.parameters()):
         partial.unlink()
         raise Refused("--warm-start-learning-rate: the warm start diverged; make it smaller")
-    torch.save(model.state_dict(), partial)
-    os.replace(partial, path)
+    try:
+        write_file(partial, model.state_dict())
+        os.replace(partial, path)
+    except OSError as error:
+        raise Refused(f"--warm-start-dir: {path} cannot be written ({error.strerror}); name another folder") from error
     return model
 
 
@@ -1047,6 +1050,14 @@ def write_file(path: Path, data: dict, keep: Path | None = None) -> None:
     os.replace(partial, path)
 
 
+def read_file(path: Path, device: torch.device | str) -> dict:
+    """What `write_file` wrote. Raises ValueError where a byte of it changed, at which torch.load does not look."""
+    with zipfile.ZipFile(path) as file:
+        if damaged := file.testzip():
+            raise ValueError(f"wrong checksum of {damaged}")
+    return torch.load(path, map_location=device, weights_only=True)
+
+
 def load_checkpoint(run_dir: Path) -> tuple[Args, dict]:
     """The newest checkpoint that can be read, and the arguments of its run. Raises Refused where there is none."""
     status = None
@@ -1056,10 +1067,7 @@ def load_checkpoint(run_dir: Path) -> tuple[Args, dict]:
         raise Refused(f"--resume {run_dir}: this run is finished")
     for path in (run_dir / "checkpoint.pt", run_dir / "checkpoint_previous.pt"):
         try:
-            with zipfile.ZipFile(path) as file:  # torch.load does not look at the checksums
-                if damaged := file.testzip():
-                    raise ValueError(f"wrong checksum of {damaged}")
-            saved = torch.load(path, map_location="cpu", weights_only=True)
+            saved = read_file(path, "cpu")
             if any((run_dir / name).stat().st_size < size for name, size in saved["files"]["sizes"].items()):
                 raise ValueError("a table is shorter than it was")
             if saved["script"] != Path(__file__).stem:

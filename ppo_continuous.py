@@ -850,6 +850,14 @@ def write_file(path: Path, data: dict, keep: Path | None = None) -> None:
     os.replace(partial, path)
 
 
+def read_file(path: Path, device: torch.device | str) -> dict:
+    """What `write_file` wrote. Raises ValueError where a byte of it changed, at which torch.load does not look."""
+    with zipfile.ZipFile(path) as file:
+        if damaged := file.testzip():
+            raise ValueError(f"wrong checksum of {damaged}")
+    return torch.load(path, map_location=device, weights_only=True)
+
+
 def load_checkpoint(run_dir: Path) -> tuple[Args, dict]:
     """The newest checkpoint that can be read, and the arguments of its run. Raises Refused where there is none."""
     status = None
@@ -859,10 +867,7 @@ def load_checkpoint(run_dir: Path) -> tuple[Args, dict]:
         raise Refused(f"--resume {run_dir}: this run is finished")
     for path in (run_dir / "checkpoint.pt", run_dir / "checkpoint_previous.pt"):
         try:
-            with zipfile.ZipFile(path) as file:  # torch.load does not look at the checksums
-                if damaged := file.testzip():
-                    raise ValueError(f"wrong checksum of {damaged}")
-            saved = torch.load(path, map_location="cpu", weights_only=True)
+            saved = read_file(path, "cpu")
             if any((run_dir / name).stat().st_size < size for name, size in saved["files"]["sizes"].items()):
                 raise ValueError("a table is shorter than it was")
             if saved["script"] != Path(__file__).stem:
