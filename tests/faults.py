@@ -13,6 +13,7 @@ import random
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -99,10 +100,20 @@ def run_main(name: str, words: list[str], cwd: Path, logs: list[Path], fault: Ca
         os.dup2(os.open(path, os.O_WRONLY), stream)
     os.chdir(cwd)
     sys.argv = [str(ROOT / f"{name}.py"), *words]
+    wait_for_order(words)
     script = load(name)
     if fault:
         fault(script)
     sys.exit(script.main())
+
+
+def wait_for_order(words: list[str]) -> None:
+    """TensorBoard reads the files of a run by name: second of the start, host, process number as text. A forked process
+    resumes within the second in which the one before began, which no other can; it waits until its name comes last."""
+    folder = Path(words[words.index("--resume") + 1]) if "--resume" in words else Path("none")
+    last = max((path.name for path in folder.glob("events.out.tfevents.*")), default="")
+    while f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}." < last:
+        time.sleep(0.02)
 
 
 def run(name: str, *words, cwd: Path, fault: Callable | None = None) -> Ended:

@@ -21,6 +21,7 @@ from faults import INTERRUPT, KILL, SCRIPTS, TERMINATE, TERMINATE_TWICE, After, 
 from helpers import CONTROL, load, read_csv, read_json, read_model, same_tensors
 
 EVERY = pytest.mark.parametrize("name", SCRIPTS)
+ONE_OF_EACH = pytest.mark.parametrize("name", ["vaco_continuous", "vaco_llm"])  # what is asked of, a pair has in common
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,7 @@ def main(monkeypatch, capfd, tmp_path):
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
         old = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         capfd.readouterr()
+        faults.wait_for_order([str(word) for word in words])
         try:
             code = load(name).main()
         except SystemExit as end:
@@ -109,7 +111,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(name, lag, what, code, s
     assert differences(straight(name, lag=lag), tmp_path / "run") == []
 
 
-@EVERY
+@ONE_OF_EACH
 def test_the_comparison_sees_a_difference(name, straight):
     """Else the tests of this file would show nothing."""
     found = differences(straight(name), straight(name, lag=0))
@@ -160,7 +162,7 @@ def test_resumed_again_and_again(name, straight, tmp_path):
     assert len(read_json(tmp_path / "run" / "config.json")["resumed"]) == 3
 
 
-@EVERY
+@ONE_OF_EACH
 def test_a_second_signal_stops_at_once(name, straight, tmp_path):
     ended = run(name, *small(name), "--run-dir", tmp_path / "run", cwd=tmp_path, fault=After(3, TERMINATE_TWICE))
     assert ended.code == 143
@@ -170,7 +172,7 @@ def test_a_second_signal_stops_at_once(name, straight, tmp_path):
     assert differences(straight(name), tmp_path / "run") == []
 
 
-@EVERY
+@ONE_OF_EACH
 def test_tensorboard_has_every_point_once(name, killed, straight):
     run_dir = killed(name)
     before = faults.read_curves(run_dir)
@@ -182,7 +184,7 @@ def test_tensorboard_has_every_point_once(name, killed, straight):
     assert len(before["losses/policy_loss"]) <= 3
 
 
-@EVERY
+@ONE_OF_EACH
 @pytest.mark.parametrize("every", [0, 4])
 def test_checkpoints_change_nothing_in_training(name, every, straight):
     a, b = straight(name), straight(name, checkpoint_every=every)
@@ -190,7 +192,7 @@ def test_checkpoints_change_nothing_in_training(name, every, straight):
     assert [x for x in differences(a, b) if x != "checkpoint.pt"] == []
 
 
-@EVERY
+@ONE_OF_EACH
 def test_a_run_that_was_moved_goes_on(name, killed, straight, tmp_path):
     moved = tmp_path / "elsewhere" / "moved"
     moved.parent.mkdir()
@@ -283,7 +285,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(name, killed, capsys):
     assert noticed > 40
 
 
-@EVERY
+@ONE_OF_EACH
 def test_a_lost_checkpoint(name, killed, straight, main):
     """As when the process is killed between the two renames; a half-written one lies beside it."""
     run_dir = killed(name)
@@ -295,7 +297,7 @@ def test_a_lost_checkpoint(name, killed, straight, main):
     assert not (run_dir / "checkpoint.partial").exists()
 
 
-@EVERY
+@ONE_OF_EACH
 def test_both_checkpoints_damaged(name, killed, main):
     run_dir = killed(name)
     for path in run_dir.glob("checkpoint*.pt"):
@@ -308,7 +310,7 @@ def test_both_checkpoints_damaged(name, killed, main):
     assert {path.name: path.read_bytes() for path in run_dir.iterdir()} == before
 
 
-@EVERY
+@ONE_OF_EACH
 @pytest.mark.parametrize("table", ["metrics.csv", "evals.csv"])
 def test_a_table_that_lost_rows(name, table, killed, straight, main):
     """The checkpoint before knew fewer rows; where it did not, there is nothing to go on from."""
@@ -325,7 +327,7 @@ def test_a_table_that_lost_rows(name, table, killed, straight, main):
     assert "Traceback" not in err
 
 
-@EVERY
+@ONE_OF_EACH
 def test_a_damaged_config_is_refused_in_a_line(name, killed, main):
     run_dir = killed(name)
     (run_dir / "config.json").write_text("{")
@@ -420,7 +422,7 @@ def test_another_commit_is_said(killed, main):
 # ---------------------------------------------------------------------------------------------------------- full disk
 
 
-@EVERY
+@ONE_OF_EACH
 @pytest.mark.parametrize(
     ("fault", "every"),
     [(faults.fill_disk, 1), (faults.fill_disk, 0), (faults.limit_files, 1)],
