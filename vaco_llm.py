@@ -1102,7 +1102,10 @@ def load_checkpoint(run_dir: Path) -> tuple[Args, dict]:
                 raise ValueError("a table is shorter than it was")
             if saved["script"] != Path(__file__).stem:
                 raise Refused(f"--resume {run_dir}: this run is one of {saved['script']}.py")
-            return Args(**saved["args"] | {"run_dir": run_dir, "resume": None}), saved
+            args = Args(**saved["args"] | {"run_dir": run_dir, "resume": None})
+            if path.name == "checkpoint_previous.pt":  # the damaged one must not take its place at the next checkpoint
+                (run_dir / "checkpoint.pt").unlink(missing_ok=True)
+            return args, saved
         except Refused:
             raise
         except (FileNotFoundError, NotADirectoryError):

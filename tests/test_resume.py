@@ -267,6 +267,16 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(name, damage, killed, s
     assert differences(straight(name), run_dir) == []
 
 
+@ONE_OF_EACH
+def test_a_damaged_checkpoint_never_becomes_the_previous_one(name, killed, capsys):
+    """Killed again between the two renames of the next checkpoint, the run would have none left."""
+    run_dir = killed(name)
+    faults.truncate(run_dir / "checkpoint.pt", random.Random(0))
+    load(name).load_checkpoint(run_dir)
+    assert not (run_dir / "checkpoint.pt").exists()
+    assert (run_dir / "checkpoint_previous.pt").exists()
+
+
 @EVERY
 def test_a_flipped_bit_is_noticed_wherever_it_is(name, killed, capsys):
     """Or makes no difference: some bytes of the file mean nothing."""
