@@ -5,6 +5,7 @@ the seconds of importing torch."""
 
 import csv
 import dataclasses
+import math
 import os
 import pwd
 import shutil
@@ -495,9 +496,13 @@ def test_a_relative_module_is_refused(main, tmp_path):
 @pytest.mark.parametrize(
     ("args", "update", "quantity"),
     [
-        ({"env_id": "toy_envs:NanReward-v0"}, 2, "rewards"),  # in the 11th step; an update has 8
-        ({"env_id": "toy_envs:HugeReward-v0"}, 1, "rewards"),
-        ({"env_id": "toy_envs:NanObservation-v0"}, 2, "obs"),
+        (
+            {"env_id": "toy_envs:NanReward-v0"},
+            2,
+            "rewards not finite in environment 0",
+        ),  # in the 11th step; an update has 8
+        ({"env_id": "toy_envs:HugeReward-v0"}, 1, "rewards not finite in environment 0"),
+        ({"env_id": "toy_envs:NanObservation-v0"}, 2, "obs not finite in environment 0"),
         ({"env_id": "toy_envs:Noise-v0", "learning_rate": 1e30, "anneal_lr": False}, 1, "loss"),
         ({"env_id": "toy_envs:Noise-v0", "vf_coef": 1e38, "max_grad_norm": 1e38}, 1, "grad_norm"),
         (
@@ -523,6 +528,13 @@ def test_a_run_stops_at_the_first_number_that_is_not_finite(main, args, update, 
     assert not (run_dir / "model.pt").exists()
     rows = read_csv(run_dir / "metrics.csv") if (run_dir / "metrics.csv").exists() else []
     assert len(rows) == update - 1
+
+
+def test_the_environment_that_is_not_finite_is_named(script):
+    x = torch.zeros(8, 4, 3)
+    x[5, 2, 1] = math.inf
+    with pytest.raises(FloatingPointError, match="^obs not finite in environment 2$"):
+        script.require_finite("obs", x, "environment")
 
 
 def test_a_reward_that_is_nan_in_an_evaluation_stops_the_run(script, tmp_path):
