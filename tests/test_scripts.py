@@ -533,7 +533,7 @@ def test_a_run_stops_at_the_first_number_that_is_not_finite(main, args, update, 
 def test_the_environment_that_is_not_finite_is_named(script):
     x = torch.zeros(8, 4, 3)
     x[5, 2, 1] = math.inf
-    with pytest.raises(FloatingPointError, match="^obs not finite in environment 2$"):
+    with pytest.raises(FloatingPointError, match=r"^obs not finite in environment 2$"):
         script.require_finite("obs", x, "environment")
 
 
