@@ -77,12 +77,12 @@ def open_run(run_dir: Path, video: bool):
         raise Refused(f"{path} does not fit {name}.py: {' '.join(str(error).split())}") from error
 
 
-def load_policy(run_dir: Path, model: torch.nn.Module, name_in_checkpoint: str) -> tuple[str, int | None]:
+def load_policy(script, run_dir: Path, model: torch.nn.Module, name_in_checkpoint: str) -> tuple[str, int | None]:
     """Gives the model the weights of the run's policy. Returns where they are from, and the update: None for the last.
     Raises Refused."""
     for path in (run_dir / "model.pt", run_dir / "checkpoint.pt", run_dir / "checkpoint_previous.pt"):
         try:
-            saved, what, iteration = torch.load(path, map_location="cpu", weights_only=True), path.name, None
+            saved, what, iteration = script.read_file(path, "cpu"), path.name, None
             if path.name != "model.pt":
                 saved, iteration = saved[name_in_checkpoint], saved["iteration"]
                 what = f"checkpoint after update {iteration}"
@@ -135,7 +135,7 @@ def evaluate_control(script, args, own_args, options: Options) -> None:
     env = script.make_env(args.env_id)
     env.close()
     agent = script.Agent(env.observation_space.shape[0], math.prod(env.action_space.shape)).to(device)
-    what, iteration = load_policy(options.run_dir, agent, "agent")
+    what, iteration = load_policy(script, options.run_dir, agent, "agent")
     folder = options.out or options.run_dir / "video"
     with filmed(script, args, folder) if options.video else nullcontext():
         returns, lengths = script.evaluate(agent, args.env_id, args.eval_episodes, args.seed)
@@ -237,9 +237,8 @@ def evaluate_llm(script, args, own_args, options: Options) -> None:
     device = script.open_device(args.device)
     task = script.make_task(args)
     tokenizer = script.CharTokenizer(task.alphabet)
-    context_length = task.prompt_length + args.completion_length
-    model = script.GPT(len(tokenizer.alphabet), context_length, args.n_layer, args.n_head, args.n_embd).to(device)
-    what, iteration = load_policy(options.run_dir, model, "model")
+    model = script.new_model(args, task, tokenizer, device)
+    what, iteration = load_policy(script, options.run_dir, model, "model")
     if options.prompt is not None:
         return complete(script, args, model, task, tokenizer, options.prompt)
     scores, examples = script.evaluate(model, task, tokenizer, args)

@@ -284,6 +284,12 @@ def write_config(text: str):
     return lambda folder: (folder / "config.json").write_text(text)
 
 
+def flip_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 @pytest.mark.parametrize(
     ("damage", "part"),
     [
@@ -302,6 +308,7 @@ def write_config(text: str):
         (lambda folder: (folder / "model.pt").write_bytes(b""), "model.pt is damaged"),
         (lambda folder: (folder / "model.pt").write_bytes(b"nonsense" * 100), "model.pt is damaged"),
         (lambda folder: os.truncate(folder / "model.pt", 3000), "model.pt is damaged"),
+        (lambda folder: flip_bit(folder / "model.pt"), "model.pt is damaged"),  # of a weight: torch.load takes it
         (lambda folder: torch.save({"x": Path("x")}, folder / "model.pt"), "model.pt is damaged"),  # would run code
         (lambda folder: torch.save([1, 2], folder / "model.pt"), "model.pt does not fit"),
         (lambda folder: [path.unlink() for path in folder.glob("*.pt")], "holds no model.pt and no checkpoint.pt"),
