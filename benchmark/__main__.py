@@ -2,7 +2,9 @@
 
 import argparse
 import math
+import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -13,14 +15,14 @@ from benchmark.progress import states
 from benchmark.reference import measure
 from benchmark.report import write_report
 from benchmark.runner import default_workers, run_suite
-from benchmark.runs import Refused, expand
+from benchmark.runs import Refused, agree, expand
 from benchmark.scores import PATH
 from benchmark.speed import add_parser as add_speed
 from benchmark.suites import SUITES
 
 
 def main(argv=None):
-    """Returns the exit code: 0, 1 if runs failed, 2 if refused, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Returns the exit code: 0, 1 if runs failed, 2 if refused, 128 + signal after Ctrl-C, SIGTERM or a closed pipe."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m benchmark", description="Compare the algorithms seed by seed.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -33,8 +35,14 @@ def main(argv=None):
     add_speed(commands)
     args = parser.parse_args(argv)
     args.typed = f"python -m benchmark {shlex.join(argv)}"
+    sys.stdout.reconfigure(errors="replace")  # names may have letters that a terminal lacks
     try:
-        return args.do(args)
+        code = args.do(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (Refused, OSError) as error:
         print(f"benchmark: {error}", file=sys.stderr)
         return 2
@@ -92,9 +100,10 @@ def print_commands(runs, workers=None):
         if run.name in seconds:
             print(f"{duration(seconds[run.name]):>9}  {shlex.join(['python', *run.command[1:]])}")
     workers = workers or default_workers()
-    total = sum(x for x in seconds.values() if x is not None)
-    print(f"\n{len(seconds)} of {len(runs)} runs to do, {total / 3600:,.1f} hours of one core, {basis};")
-    print(f"with --workers {workers} about {duration(total / workers)}, without evaluation.")
+    known = [x for x in seconds.values() if x is not None]
+    print(f"\n{len(seconds)} of {len(runs)} runs to do, {sum(known) / 3600:,.1f} hours of one core, {basis};")
+    wall = max([sum(known) / workers, *known])  # no run is divided
+    print(f"with --workers {workers} about {duration(wall)}, without evaluation.")
 
 
 # ----------------------------------------------------------------------------------------------------------------- run
@@ -128,6 +137,8 @@ def checked_workers(args):
 def do_run(args):
     suite, workers = chosen(args), checked_workers(args)
     if args.dry_run:
+        if args.out is not None:
+            agree(args.out, args.suite, suite)
         print_commands(expand(suite, args.out or Path("runs") / args.suite), workers)
         return 0
     if args.out is None:
@@ -163,7 +174,10 @@ def add_compare(commands):
     parser = commands.add_parser("compare", help=text)
     parser.add_argument("before", type=Path, metavar="DIR1")
     parser.add_argument("after", type=Path, metavar="DIR2")
-    text = "exit code 1 if the mean of DIR2 - DIR1 over all pairs is below X, or DIR2 lacks a run of DIR1"
+    text = (
+        "exit code 1 if the mean of DIR2 - DIR1 over all pairs is below X, or DIR2 lacks a run of DIR1 or has it with"
+    )
+    text += " another number of steps"
     parser.add_argument("--fail-below", type=float, metavar="X", help=text)
     parser.set_defaults(do=do_compare)
 

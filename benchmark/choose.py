@@ -8,7 +8,6 @@ import math
 import re
 import shlex
 from dataclasses import replace
-from itertools import product
 
 from benchmark.runs import ROOT, Refused
 from benchmark.suites import short
@@ -26,6 +25,9 @@ def choose(suite, only=None, tasks=None, lags=None, seeds=None, settings=None):
         suite = replace(suite, lags=numbers("--lags", lags))
     if seeds:
         suite = replace(suite, seeds=numbers("--seeds", seeds))
+    flags = [setting.removeprefix("--").partition("=")[0].replace("_", "-") for setting in settings or ()]
+    if twice := [flag for flag in flags if flags.count(flag) > 1]:
+        raise Refused(f"--set {twice[0]} is there twice: give {twice[0]}=value,value to sweep")
     for setting in settings or ():
         suite = apply(suite, setting)
     if not suite.algorithms or not suite.tasks:
@@ -74,6 +76,8 @@ def apply(suite, setting):
         raise Refused(
             f"--set {flag}: no such flag of {', '.join(fields)}; python {next(iter(fields))} --help lists them"
         )
+    if own := [name for name in knowing if flag in suite.algorithms[name][1]]:
+        raise Refused(f"--set {flag}: the suite itself sets it for {own[0]}; leave that out with --only")
     kinds = {fields[suite.algorithms[name][0]][flag] for name in knowing}
     values = [parse(flag, value, kind) for value in text.split(",") for kind in sorted(kinds)[:1]]
     if len(set(values)) < len(values):
@@ -83,7 +87,9 @@ def apply(suite, setting):
             name: (script, extra | {flag: values[0]} if name in knowing else extra)
             for name, (script, extra) in suite.algorithms.items()
         }
-        return replace(distinct(suite, algorithms, flag), pairs=suite.pairs)
+        return replace(suite, algorithms=algorithms)
+    if len(set(map(spell, values))) < len(values):
+        raise Refused(f"--set {setting}: two of the values have the same six digits, so that their names would be one")
     names = {(name, i): f"{name} {flag} {spell(value)}" for name in knowing for i, value in enumerate(values)}
     algorithms = {}
     for name, (script, extra) in suite.algorithms.items():
@@ -95,14 +101,7 @@ def apply(suite, setting):
     if len(suite.algorithms) == 1:
         (name,) = suite.algorithms
         pairs = [(names[name, i], names[name, 0]) for i in range(1, len(values))]
-    return replace(distinct(suite, algorithms, flag), pairs=tuple(dict.fromkeys(pairs)))
-
-
-def distinct(suite, algorithms, flag):
-    for (one, a), (other, b) in product(algorithms.items(), repeat=2):
-        if one < other and a == b:
-            raise Refused(f"--set {flag} makes {one} and {other} the same: choose one with --only")
-    return replace(suite, algorithms=algorithms)
+    return replace(suite, algorithms=algorithms, pairs=tuple(dict.fromkeys(pairs)))
 
 
 def spell(value):

@@ -13,17 +13,19 @@ RATES = "from stated rates of one 2-core machine; it may be another on yours"
 
 
 def stated_seconds(run):
-    """Seconds of a run by the stated rates; None for flags that do not say its size."""
+    """Seconds of a run by the stated rates; None for flags that do not say its size, or that its script will refuse."""
     flags = run.flags
     gradient_steps = flags.get("num-minibatches", 1) * flags.get("update-epochs", 1)
     try:
         if "num-updates" in flags:
             batch = flags["num-prompts"] * flags["num-generations"]
-            return flags["num-updates"] * (batch * COMPLETION + gradient_steps * LLM_GRADIENT_STEP)
-        updates = flags["total-timesteps"] / (flags["num-envs"] * flags["num-steps"])
-        return flags["total-timesteps"] * ENVIRONMENT_STEP + updates * gradient_steps * GRADIENT_STEP
-    except KeyError:
+            seconds = flags["num-updates"] * (batch * COMPLETION + gradient_steps * LLM_GRADIENT_STEP)
+        else:
+            updates = flags["total-timesteps"] / (flags["num-envs"] * flags["num-steps"])
+            seconds = flags["total-timesteps"] * ENVIRONMENT_STEP + updates * gradient_steps * GRADIENT_STEP
+    except (KeyError, ZeroDivisionError):
         return None
+    return seconds if seconds > 0 else None
 
 
 def estimate(runs):

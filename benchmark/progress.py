@@ -46,6 +46,13 @@ def state(run):
     return "running" if found != "finished" and is_held(run.lock) else found
 
 
+def refusal(run):
+    try:
+        status(run)
+    except Refused as error:
+        return str(error)
+
+
 def is_held(path):
     try:
         with open(path) as file:
@@ -76,7 +83,7 @@ def states(out):
     for run, kind in runs.values():
         share = f" {fraction(run):.0%}" if kind in ("running", "unfinished") else ""
         if kind not in ("finished", "missing"):
-            notes.append(f"{kind}{share}: {run.name} (log: {run.log})")
+            notes.append(f"{kind}{share}: {run.name} ({refusal(run) or f'log: {run.log}'})")
     total = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
     return "\n".join(
         [f"{name}: {len(runs)} runs, {total}", "", markdown_table(lines), *([""] if notes else []), *notes]

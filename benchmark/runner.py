@@ -240,6 +240,6 @@ def failure(run, returncode=None):
         return None
     text = run.log.read_text(errors="replace") if run.log.exists() else ""
     lines = [line.strip(" │") for line in re.split(r"[\r\n]", text)]
-    said = [line for line in lines if any(character.isalnum() for character in line)]  # not the frame of a box
-    code = "" if returncode is None else f"exit code {returncode}, "
-    return f"{code}{state}: {said[-1] if said else 'the log is empty'}"
+    # not the frame of a box, nor what stands beneath it
+    said = [line for line in lines if re.search(r"\w", line) and not line.startswith("For full helptext")]
+    return f"{f'exit code {returncode}' if returncode else state}: {said[-1] if said else 'the log is empty'}"

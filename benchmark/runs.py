@@ -94,7 +94,7 @@ def refuse_mixed_versions(tasks):
     """Returns of two versions of an environment do not compare."""
     versions = {}
     for task in tasks:
-        name, _, version = task.rpartition("-v")
+        name, _, version = task.rpartition(":")[2].rpartition("-v")  # "module:Id-v5" is Id-v5 as well
         if name and version.isdigit() and versions.setdefault(name, task) != task:
             raise Refused(f"{versions[name]} and {task} are two versions of one environment: choose one")
 
@@ -105,7 +105,10 @@ def status(run):
         return "missing"
     if not (run.folder / "result.json").exists():  # the script writes it last
         return "unfinished"
-    result = read_json(run.folder / "result.json")
+    try:
+        result = read_json(run.folder / "result.json")
+    except Refused:  # damaged: such a run is repeated like one that failed
+        return "failed"
     if result.get("status") != "finished":
         return "failed"
     args = read_json(run.folder / "config.json").get("args") or {}
@@ -145,23 +148,34 @@ def read_json(path):
     return content
 
 
-def remember_suite(out, name, suite):
-    """Write DIR/suite.json, or compare with it: one folder never mixes two suites.
+def agree(out, name, suite):
+    """The suite that a folder is to hold; raises Refused where it holds another: one folder never mixes two.
 
-    The suite asked for may be a part of the one the folder holds, or that one a part of it: then the folder holds the
-    wider from now on. Returns the suite it holds.
+    The suite asked for may be a part of the one the folder holds, or that one a part of it: the wider is returned. One
+    of which no run was begun does not count.
     """
     refuse_foreign(out)
-    held_name, held = recall_suite(out) if (out / "suite.json").exists() else (name, suite)
+    if not (out / "suite.json").exists():
+        return suite
+    held_name, held = recall_suite(out)
+    if not any(run.folder.exists() for run in expand(held, out)):
+        return suite
     if held_name != name:
         raise Refused(f"{out} holds the suite {held_name}: choose another --out")
     same = (held.settings, held.task_flag) == (suite.settings, suite.task_flag)
-    if not same or not (contains(held, suite) or contains(suite, held)):
+    if not same or any(held.algorithms.get(key, value) != value for key, value in suite.algorithms.items()):
         raise Refused(f"{out} holds {name} with other settings: choose another --out")
-    wider = suite if contains(suite, held) else held
-    if wider is suite:
-        replace_file(out / "suite.json", json.dumps({"name": name, **asdict(wider)}, indent=1) + "\n")
-    return wider
+    if contains(held, suite):
+        return held
+    if contains(suite, held):
+        return suite
+    raise Refused(f"{out} holds runs of {name} that are left out here: ask for these as well, or choose another --out")
+
+
+def remember_suite(out, name, suite):
+    """Write into DIR/suite.json what the folder holds from now on."""
+    if agree(out, name, suite) is suite:
+        replace_file(out / "suite.json", json.dumps({"name": name, **asdict(suite)}, indent=1) + "\n")
 
 
 def contains(wide, part):
@@ -173,7 +187,7 @@ def contains(wide, part):
 
 def replace_file(path, content):
     """The file (text or bytes) appears whole or not at all: a full disk leaves the old one as it was."""
-    temporary = path.with_name(f".{path.name}.partial")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")  # two processes may write a report at once
     try:
         temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
         os.replace(temporary, path)
@@ -183,9 +197,10 @@ def replace_file(path, content):
 
 def refuse_foreign(out):
     """Raises Refused for a folder with something in it that is not a suite's."""
-    ours = (".lock", ".suite.json.partial")  # of a runner that was killed as it began
-    if out.exists() and not (out / "suite.json").exists() and any(e.name not in ours for e in out.iterdir()):
-        raise Refused(f"{out} is not empty and holds no suite.json: choose another --out")
+    if out.exists() and not (out / "suite.json").exists():
+        begun = re.compile(r"\.lock|\.suite\.json\.\d+\.partial")  # what a runner leaves that was killed as it began
+        if not all(begun.fullmatch(entry.name) for entry in out.iterdir()):
+            raise Refused(f"{out} is not empty and holds no suite.json: choose another --out")
 
 
 def recall_suite(out):

@@ -106,7 +106,8 @@ def wait_for(condition):
 
 def alive(out):
     """Process ids of stand-ins under `out` that still run."""
-    return [int(path.read_text()) for path in out.rglob("pid") if is_alive(int(path.read_text()))]
+    found = [path.read_text() for path in out.rglob("pid")]
+    return [int(pid) for pid in found if pid and is_alive(int(pid))]  # a file may just have been opened
 
 
 def is_alive(pid):

@@ -127,9 +127,7 @@ def test_a_failed_run_is_listed_and_repeated(bench, tmp_path):
     out = tmp_path / "out"
     failed = bench("run", "toy", "--out", out, settings={"fail-seed": 2})
     assert failed.returncode == 1
-    reason = (
-        "failed: VACO .5, Toy-v0, lag 15, seed 2: exit code 1, unfinished: RuntimeError: boom at the first update (log:"
-    )
+    reason = "failed: VACO .5, Toy-v0, lag 15, seed 2: exit code 1: RuntimeError: boom at the first update (log:"
     assert reason in failed.stdout_text
     assert failed.stdout_text.count("failed: ") == 4
     assert "Incomplete: 4 of 8 runs are not finished" in (out / "report.md").read_text()
@@ -159,7 +157,9 @@ def test_a_second_runner_is_refused(bench, tmp_path):
         (["run", "toy", "--out", "new"], {"seeds": (1, 2, 1)}, "two runs for one folder: PPO, Toy-v0, lag 0, seed 1"),
         (["run", "toy", "--out", "new"], {"algorithms": {"A": ("absent.py", {})}}, "no script absent.py"),
         pytest.param(["run", "quick", "--out", "held"], {}, "held holds the suite toy", marks=SCRIPTS),
-        (["run", "toy", "--out", "held"], {"lags": (0, 3)}, "held holds toy with other settings"),
+        (["run", "toy", "--out", "held"], {"lags": (0, 3)}, "held holds runs of toy that are left out here"),
+        (["run", "toy", "--out", "held"], {"settings": {"num-steps": 4}}, "held holds toy with other settings"),
+        (["run", "toy", "--out", "held", "--dry-run"], {"lags": (0, 3)}, "held holds runs of toy that are left out"),
         (["run", "toy", "--out", "full"], {}, "full is not empty and holds no suite.json"),
         (["run", "toy", "--out", "full/notes"], {}, "notes"),
         (["report", "full"], {}, "full holds no suite.json and no results.csv"),
@@ -170,7 +170,9 @@ def test_refusals_are_one_line_and_touch_nothing(bench, tmp_path, words, changes
     (tmp_path / "full").mkdir()
     (tmp_path / "full/notes").write_text("mine")
     (tmp_path / "held").mkdir()
-    runs.remember_suite(tmp_path / "held", "toy", Suite(**toy(tmp_path / "stand_in.py")))
+    held = Suite(**toy(tmp_path / "stand_in.py"))
+    runs.remember_suite(tmp_path / "held", "toy", held)
+    runs.expand(held, tmp_path / "held")[0].folder.mkdir(parents=True)
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     refused = bench(*words, **changes)
     assert refused.returncode == 2
@@ -412,6 +414,7 @@ def test_set_a_flag_or_sweep_it():
         (["--set", "run-dir=/tmp"], "use --out"),
         (["--set", "resume=runs"], "what is not finished is resumed anyway"),
         (["--set", "delta=.1,0.1"], "--set delta=.1,0.1 has a value twice"),
+        (["--set", "delta=.1", "delta=.2"], "--set delta is there twice: give delta=value,value to sweep"),
         (["--seeds", "3:1"], "--seeds 3:1: give numbers"),
         (["--lags", "-1"], "--lags -1: give numbers"),
         (["--seeds", "1:99999"], "give numbers"),
@@ -434,9 +437,50 @@ def test_wrong_options_are_refused_in_a_line(tmp_path, capsys, words, message):
     assert not (tmp_path / "new").exists()
 
 
-def test_two_algorithms_that_become_the_same_are_refused():
-    with pytest.raises(runs.Refused, match=r"PPO clip \.2 and PPO clip \.3 the same"):
-        choose(SUITES["tuned"], settings=["clip-coef=.4"])
+def test_a_name_never_says_another_value_than_the_run_has():
+    for suite, only, setting in (
+        ("tuned", None, "clip-coef=.4"),
+        ("mujoco10", ["PPO clip .5", "VACO"], "clip-coef=.2"),
+        ("forward", ["PPO 1 epochs"], "update-epochs=5,7"),
+    ):
+        with pytest.raises(runs.Refused, match=r"the suite itself sets it for PPO .*; leave that out with --only"):
+            choose(SUITES[suite], only, settings=[setting])
+    with pytest.raises(runs.Refused, match="two of the values have the same six digits"):
+        choose(SUITES["quick"], settings=["delta=.1234567,.1234568"])
+
+
+def test_settings_that_no_run_was_begun_with_may_be_corrected(bench, tmp_path):
+    out = tmp_path / "out"
+    wrong = bench("run", "toy", "--out", out, settings={"step-seconds": "x"})
+    assert wrong.returncode == 1
+    for run in runs.expand(Suite(**toy(tmp_path / "stand_in.py")), out):
+        shutil.rmtree(run.folder)
+    assert bench("run", "toy", "--out", out).returncode == 0
+
+
+@SCRIPTS
+def test_a_script_that_refuses_its_flags_is_quoted(tmp_path, capsys):
+    words = ["run", "quick", "--only", "PPO", "--lags", "0", "--seeds", "1", "--out", str(tmp_path / "out")]
+    assert main([*words, "--set", "total-timesteps=-5"]) == 1
+    assert "exit code 2: Error parsing Args: --total-timesteps must be 1 or more, not -5" in capsys.readouterr().out
+    assert main([*words, "--set", "num-envs=0", "--dry-run"]) == 0
+    assert "unknown" in capsys.readouterr().out
+
+
+def test_a_damaged_result_is_repeated(bench, tmp_path):
+    out = tmp_path / "out"
+    bench("run", "toy", "--out", out)
+    before = read_rows(out)
+    (out / "Toy-v0/PPO/lag0/seed1/result.json").write_text('{"half')
+    assert "1 failed" in bench("status", out).stdout_text
+    assert "8 runs, 7 finished before" in bench("run", "toy", "--out", out).stdout_text
+    assert read_rows(out) == before
+
+
+def test_a_closed_pipe_is_no_error():
+    line = f"{sys.executable} -m benchmark list mujoco10 | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_folder_may_grow_and_be_done_in_parts(bench, tmp_path):
