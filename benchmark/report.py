@@ -8,24 +8,27 @@ from collections import Counter
 
 from benchmark import pictures
 from benchmark.document import to_html, to_markdown
-from benchmark.results import PACKAGES, describe, load
-from benchmark.runs import flag_list, read_json, replace_file
-from benchmark.scores import add_scores, read_references, scored_tasks
+from benchmark.results import PACKAGES, describe, load, spell_key, write_results
+from benchmark.runs import ROOT, flag_list, read_json, replace_file
+from benchmark.scores import add_scores, read_references, same_steps, scored_tasks
 from benchmark.tables import aggregates, learning_speed, per_task, seed_table, spell
 
 PRINTED = 4  # tables of single seeds that are printed, not only written
+LISTED = 20  # runs that are named one by one
 
 
 def write_report(out):
     """Write report.html, report.md, results.csv and pictures into the folder `out` (a Path); returns what to print."""
     name, suite, rows = load(out)
+    if (out / "suite.json").exists():
+        write_results(out, rows)
     add_scores(rows, read_references())
-    tasks = scored_tasks(rows, suite.tasks)
-    warnings = missing(rows) + mixed(rows)
+    tasks = scored_tasks(rows)
+    warnings = missing(suite, rows) + mixed(rows)
     panels = [(task, lag) for task in suite.tasks for lag in suite.lags]
     overall = [block for lag in suite.lags for block in aggregates(suite, rows, tasks, lag)] if tasks else []
-    title = f"{name} {suite.options}".strip()
-    blocks = [("heading", 1, f"{title}: {suite.description}"), ("text", summary(suite, rows)), *warnings]
+    title = f"{name} {suite.options}" if suite.options else f"{name}: {suite.description}"
+    blocks = [("heading", 1, title), ("text", summary(suite, rows)), *warnings]
     first, *others = draw(suite, rows, tasks, out)
     blocks += [("heading", 2, "Result"), first, *headline(suite, rows, tasks, overall), *per_task(suite, rows)]
     if others:
@@ -50,15 +53,23 @@ def summary(suite, rows):
     parts = [f"{len(suite.algorithms)} algorithms", f"{len(suite.tasks)} tasks", f"lags {spell(suite.lags)}"]
     parts = [part.removesuffix("s") if part.startswith("1 ") else part for part in parts]
     text = f"{', '.join(parts)}, seeds {spell(suite.seeds)}: **{finished} of {len(rows)} runs finished.** "
-    text += f"The {suite.score_name} is that of the policy being trained, after the last update. "
+    if known(rows):
+        text += f"The {suite.score_name} is that of the policy being trained, after the last update. "
     return text + "Brackets hold 95 % bootstrap intervals; nothing has one from fewer than 3 seeds."
+
+
+def known(rows):
+    """Whether all runs are of scripts that are here, so that the report can say how they score and pair."""
+    return all(row["script"] and (ROOT / row["script"]).is_file() for row in rows)
 
 
 def headline(suite, rows, tasks, overall):
     """The normalised scores over all tasks, or why there are none."""
     if not tasks:
-        text = "Raw scores only: benchmark/reference_scores.csv has no row for these tasks at this number of steps, "
-        return [("text", text + "so they cannot be averaged over tasks.")]
+        why = "benchmark/reference_scores.csv has no row for these tasks at this number of steps"
+        if all(row["final_step"] is None for row in rows):
+            why = "final_step is not in results.csv, so that no reference can be looked up"
+        return [("text", f"Raw scores only, which cannot be averaged over tasks: {why}.")]
     text = "Normalised scores: 0 is a random policy, 1 our PPO without lag after as many steps "
     text += "(benchmark/reference_scores.csv). "
     if len(tasks) < len(suite.tasks):
@@ -109,15 +120,21 @@ def draw(suite, rows, tasks, out):
 # ---------------------------------------------------------------------------------------------------------- provenance
 
 
-def missing(rows):
+def missing(suite, rows):
     """Blocks that list the runs which are not in the tables."""
-    lines = [
-        f"{r['algorithm']}, {r['task']}, lag {r['lag']}, seed {r['seed']}: {r['status']}"
-        for r in rows
-        if r["status"] != "finished"
-    ]
-    text = f"**Incomplete: {len(lines)} of {len(rows)} runs are not finished**"
-    return [("warning", text), ("list", lines)] if lines else []
+    blocks, lines = [], [f"{spell_key(r)}: {r['status']}" for r in rows if r["status"] != "finished"]
+    if lines:
+        counts = Counter(r["status"] for r in rows if r["status"] != "finished")
+        counts = ", ".join(f"{count} {state}" for state, count in counts.items())
+        text = f"**Incomplete: {len(lines)} of {len(rows)} runs are not finished** ({counts}). "
+        text += "Means are of the seeds that are, and say how many where some are not."
+        more = [f"and {len(lines) - LISTED} more: results.csv has all"] if len(lines) > LISTED else []
+        blocks += [("warning", text), ("list", lines[:LISTED] + more)]
+    everything = len(suite.algorithms) * len(suite.tasks) * len(suite.lags) * len(suite.seeds)
+    if everything > len(rows):
+        text = f"**{everything - len(rows)} of {everything} combinations of algorithm, task, lag and seed** have no "
+        blocks.append(("warning", text + "row in results.csv: they are shown as missing."))
+    return blocks
 
 
 def origins(rows):
@@ -128,15 +145,19 @@ def origins(rows):
 
 def mixed(rows):
     """Warnings where finished runs differ in more than the suite says: a difference may then come from that."""
-    warnings = []
+    warnings, unknown = [], {}
     for key, counts in origins(rows).items():
+        if (count := counts.pop("unknown", 0)) and counts:
+            unknown.setdefault(count, []).append(key)
         if len(counts) > 1:
             found = "; ".join(f"{value} ({count} runs)" for value, count in counts.items())
             warnings.append(("warning", f"**Mixed {key}, so the runs are not strictly comparable:** {found}"))
+    for count, keys in unknown.items():
+        warnings.append(("warning", f"**Not known of {count} runs,** and so perhaps not the same: {', '.join(keys)}"))
     for task in {r["task"]: None for r in rows}:
-        steps = Counter(f"{r['final_step']:,.0f}" for r in rows if r["task"] == task and r["final_step"] is not None)
-        if len(steps) > 1:
-            text = "; ".join(f"{value} ({count} runs)" for value, count in steps.items())
+        steps = Counter(r["final_step"] for r in rows if r["task"] == task and r["final_step"] is not None)
+        if steps and not same_steps(min(steps), max(steps)):
+            text = "; ".join(f"{value:,.0f} ({count} runs)" for value, count in steps.items())
             warnings.append(("warning", f"**Mixed last steps of {task}, so its runs are not comparable:** {text}"))
     for algorithm in {r["algorithm"]: None for r in rows}:
         # Flags the suite leaves out have the defaults of the script, and those may have changed between two runs.
@@ -157,15 +178,16 @@ def provenance(name, suite, rows, out):
     if (out / "suite.json").exists():
         options = f" {suite.options}" if suite.options else ""
         lines.append(f"command: `python -m benchmark run {name}{options} --out {shlex.quote(str(out))}`")
-        lines.append(f"settings: `{' '.join(flag_list(suite.settings))}`")
-    for algorithm, (script, extra) in suite.algorithms.items():
-        if script:
-            lines.append(f"{algorithm}: `{' '.join([script, *flag_list(extra)])}`")
+        lines.append(f"settings: `{shlex.join(flag_list(suite.settings))}`, unless an algorithm has its own")
+    for algorithm in suite.algorithms:
+        commands = [row["command"] for row in rows if row["algorithm"] == algorithm and row["command"]]
+        if commands:
+            lines.append(f"{algorithm}, one of {len(commands)} runs: `{commands[0]}`")
     lines += [f"{key}: {' and '.join(counts) or 'unknown'}" for key, counts in origins(rows).items()]
-    commands = [row["command"] for row in rows if row["command"]]
-    if commands:
-        lines.append(f"one of {len(commands)} runs: `{commands[0]}`; results.csv has them all")
-    lines.append("pairs: runs with the same task, lag and seed share starts, noise, policy ages and minibatch order")
+    share = "share starts, noise, policy ages and minibatch order"
+    if not known(rows):
+        share = "are compared; whether they share starts and noise, results.csv does not say"
+    lines.append(f"pairs: runs with the same task, lag and seed {share}")
     lines.append(
         "intervals: percentile bootstrap, 10,000 resamples (2,000 for the bands in pictures) of the seeds, within each "
         "task; of paired differences, of the pairs"

@@ -31,11 +31,16 @@ def read_references(path=None):
 
 def reference(references, task, steps):
     """(random, PPO) of the task at that many steps; None if they were not measured or do not differ upwards."""
-    for row in references:
-        close = steps is not None and abs(row["steps"] - steps) <= TOLERANCE * row["steps"]
-        if row["task"] == task and close and row["ppo"] > row["random"]:
-            return row["random"], row["ppo"]
-    return None
+    if steps is None:
+        return None
+    rows = [row for row in references if row["task"] == task and row["ppo"] > row["random"]]
+    row = min(rows, key=lambda row: abs(row["steps"] - steps), default=None)
+    return (row["random"], row["ppo"]) if row and same_steps(row["steps"], steps) else None
+
+
+def same_steps(a, b):
+    """Whether two last steps count as one."""
+    return abs(a - b) <= TOLERANCE * max(a, b)
 
 
 def half_way(references, task, steps):
@@ -52,14 +57,20 @@ def add_scores(rows, references):
         row["score"] = (row["eval_return"] - ends[0]) / (ends[1] - ends[0]) if known else None
 
 
-def scored_tasks(rows, tasks):
-    """The tasks whose every return has a score."""
-    return tuple(
-        task
-        for task in tasks
-        if any(r["score"] is not None for r in rows if r["task"] == task)
-        and all(r["score"] is not None for r in rows if r["task"] == task and r["eval_return"] is not None)
-    )
+def scored_tasks(rows):
+    """The tasks over which scores are averaged: those of the first algorithm that has any, so that one which is added
+    behind it changes nothing. A task of which it has no run that ended counts if another algorithm has a score there.
+    """
+    for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
+        found = []
+        for task in dict.fromkeys(row["task"] for row in rows if row["algorithm"] == algorithm):
+            ended = [row for row in rows if row["task"] == task and row["eval_return"] is not None]
+            own = [row for row in ended if row["algorithm"] == algorithm] or ended
+            if own and all(row["score"] is not None for row in own):
+                found.append(task)
+        if found:
+            return tuple(found)
+    return ()
 
 
 def score_matrix(rows, algorithm, lag, tasks, key="score"):

@@ -25,9 +25,8 @@ def aggregates(suite, rows, tasks, lag):
     for algorithm, (scores, seeds) in matrices.items():
         statistics = (iqm, median, mean, optimality_gap)
         lines.append([algorithm, str(len(seeds)), *(with_interval(scores, statistic, 3) for statistic in statistics)])
-        lost = {r["seed"] for r in rows if r["algorithm"] == algorithm and r["lag"] == lag} - set(seeds)
-        if lost and len(tasks) > 1:
-            notes.append(("text", f"{algorithm}, left out as not finished on every task: seed {spell(sorted(lost))}."))
+        if why := left_out([r for r in rows if (r["algorithm"], r["lag"]) == (algorithm, lag)], seeds, tasks):
+            notes.append(("text", f"{algorithm}, left out: {why}."))
     few = [algorithm for algorithm, (scores, _) in matrices.items() if 0 < scores.size < 4]
     if few:
         notes.append(("text", f"With fewer than four scores the IQM is the mean: {', '.join(few)}."))
@@ -48,6 +47,20 @@ def aggregates(suite, rows, tasks, lag):
     return blocks + ([("table", compared)] if len(compared) > 1 else [])
 
 
+def left_out(rows, seeds, tasks):
+    """Why seeds of one algorithm at one lag are not among those that have a score on every task; "" if all are."""
+    ended = [r for r in rows if r["task"] in tasks and r["eval_return"] is not None and r["score"] is None]
+    if not rows:
+        return "it has no run at this lag"
+    if any(r["final_step"] is None for r in ended):
+        return "results.csv has no final_step of its runs, so that they have no normalised score"
+    if ended:
+        on = ", ".join(dict.fromkeys(r["task"] for r in ended))
+        return f"its runs on {on} have another number of steps than the reference"
+    lost = {r["seed"] for r in rows} - set(seeds)
+    return f"not finished on every task: seed {spell(sorted(lost))}" if lost else ""
+
+
 def per_task(suite, rows):
     """Two tables over all tasks and lags: means, and paired differences."""
     lines = [["task", "lag", *suite.algorithms]]
@@ -55,7 +68,7 @@ def per_task(suite, rows):
     for task in suite.tasks:
         for lag in suite.lags:
             scores = {a: score_matrix(rows, a, lag, (task,), "eval_return") for a in suite.algorithms}
-            lines.append([task, str(lag), *(with_interval(s, mean, suite.decimals) for s, _ in scores.values())])
+            lines.append([task, str(lag), *(seeds_mean(suite, s) for s, _ in scores.values())])
             line = [task, str(lag)]
             for x, y in suite.comparisons:
                 a, b = (dict(zip(seeds, values[:, 0], strict=True)) for values, seeds in (scores[x], scores[y]))
@@ -83,7 +96,7 @@ def learning_speed(suite, rows):
     for task in suite.tasks:
         for lag in suite.lags:
             cells = [(a, *score_matrix(rows, a, lag, (task,), "area_under_curve")) for a in suite.algorithms]
-            area.append([task, str(lag), *(with_interval(values, mean, suite.decimals) for _, values, _ in cells)])
+            area.append([task, str(lag), *(seeds_mean(suite, values) for _, values, _ in cells)])
             line = [task, str(lag)]
             for algorithm, _, seeds in cells:
                 reached = score_matrix(rows, algorithm, lag, (task,), "steps_to_half")[0]
@@ -103,14 +116,14 @@ def learning_speed(suite, rows):
 
 def seed_table(suite, rows, task, lag):
     """Blocks: final scores seed by seed, and beneath them each comparison in words."""
-    cells = {(r["algorithm"], r["seed"]): r for r in rows if (r["task"], r["lag"]) == (task, lag)}
-    values = {a: {s: cells[a, s]["eval_return"] for s in suite.seeds if (a, s) in cells} for a in suite.algorithms}
+    runs = {(r["algorithm"], r["seed"]): r for r in rows if (r["task"], r["lag"]) == (task, lag)}
+    values = {a: {s: runs[a, s]["eval_return"] for s in suite.seeds if (a, s) in runs} for a in suite.algorithms}
     known = {a: {seed: x for seed, x in found.items() if x is not None} for a, found in values.items()}
     lines = [["seed", *suite.algorithms, *(f"{x} - {y}" for x, y in suite.comparisons)]]
     for seed in suite.seeds:
         line = [str(seed)]
         for algorithm in suite.algorithms:
-            state = cells[algorithm, seed]["status"] if (algorithm, seed) in cells else "missing"
+            state = runs[algorithm, seed]["status"] if (algorithm, seed) in runs else "missing"
             none = "no evaluation" if state == "finished" else state
             line.append(number(known[algorithm].get(seed), suite.decimals) or none)
         for x, y in suite.comparisons:
@@ -121,14 +134,17 @@ def seed_table(suite, rows, task, lag):
         found = [list(x.values()) for x in known.values()]
         if name == "IQM" and min(map(len, found)) < 4:
             continue  # it would be the mean
-        lines.append([name, *(number(statistic(x), suite.decimals) if x else "" for x in found)])
-        lines[-1] += ["" for _ in suite.comparisons]
+        counts = [of_seeds(suite, len(x)) for x in found]
+        cells = [number(statistic(x), suite.decimals) + n if x else "" for x, n in zip(found, counts, strict=True)]
+        lines.append([name, *cells, *("" for _ in suite.comparisons)])
     sentences = []
     mean_line = lines[len(suite.seeds) + 1]
     for column, (x, y) in enumerate(suite.comparisons, start=len(suite.algorithms) + 1):
         both = [seed for seed in suite.seeds if seed in known[x] and seed in known[y]]
         pair = [[known[a][seed] for seed in both] for a in (x, y)]
-        mean_line[column] = number(np.mean(pair[0]) - np.mean(pair[1]), suite.decimals, "+") if both else ""
+        if both:
+            difference = number(np.mean(pair[0]) - np.mean(pair[1]), suite.decimals, "+")
+            mean_line[column] = difference + of_seeds(suite, len(both))
         sentences.append(("text", f"{x} - {y}: {comparison(*pair, len(suite.seeds), suite.decimals)}"))
     title = f"{task}, lag {lag}: {suite.score_name} at the end"
     return [("heading", 3, title), ("table", lines), *sentences]
@@ -148,7 +164,19 @@ def comparison(x, y, seeds, decimals):
 
 
 def number(value, decimals, sign="-"):
-    return "" if value is None else f"{value:{sign}.{decimals}f}"
+    if value is None:
+        return ""
+    return f"{value:{sign}.{decimals}f}" if abs(value) < 1e9 else f"{value:{sign}.4g}"
+
+
+def seeds_mean(suite, scores):
+    """The mean of scores (seeds, 1) with its interval, and of how many seeds it is if some are missing."""
+    text = with_interval(scores, mean, suite.decimals)
+    return text + of_seeds(suite, len(scores)) if len(scores) else text
+
+
+def of_seeds(suite, n):
+    return "" if n == len(suite.seeds) else f" ({n} of {len(suite.seeds)} seeds)"
 
 
 def with_interval(scores, statistic, decimals, sign="-"):
@@ -165,5 +193,5 @@ def with_interval(scores, statistic, decimals, sign="-"):
 
 def spell(numbers):
     """(1, 2, 3) -> "1 to 3", (0, 15) -> "0, 15" """
-    whole = len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[-1] + 1))
-    return f"{numbers[0]} to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
+    whole = len(numbers) > 2 and max(numbers) - min(numbers) + 1 == len(numbers)  # none is there twice
+    return f"{min(numbers)} to {max(numbers)}" if whole else ", ".join(map(str, numbers))
