@@ -333,7 +333,7 @@ def test_the_page_needs_nothing_else(tmp_path):
 
 
 def test_text_of_a_page_is_escaped():
-    page = document.to_html([("heading", 1, "a <b> & `c`"), ("table", [["<i>"], ["x|y"]])], None)
+    page = document.to_html([("text", "a <b> & `c`"), ("table", [["<i>"], ["x|y"]])], None)
     assert "a &lt;b&gt; &amp; <code>c</code>" in page
     assert "&lt;i&gt;" in page
     assert document.markdown_table([["x|y"]]).startswith("| x\\|y |")
