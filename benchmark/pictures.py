@@ -1,9 +1,13 @@
 """The pictures of a report, from rows of results.csv and the curves beside it.
 
 Colours are Okabe and Ito's, told apart by colour-blind readers; line styles and markers tell them apart in grey print.
+A picture of many panels is written as several files, NAME.png, NAME-2.png, ..., each of which fits on a sheet of A4.
+Each draw_ returns the names of the files it has written, none where there is nothing to draw.
 """
 
 import csv
+import math
+import textwrap
 from collections import defaultdict
 
 import numpy as np
@@ -16,63 +20,123 @@ from benchmark.stats import MIN_RUNS, iqm, mean, performance_profile, stratified
 # The last algorithm has the same colour in every picture.
 LAST_COLOR, COLORS = "#D55E00", ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 STYLES, MARKERS = ("--", "-.", ":", (0, (6, 1, 1, 1, 1, 1))), "osD^vP<X>*"
+WIDTH = 9  # inches; on A4 it shrinks to 7.3, and a text of 10 points to 8
+ROWS = 4  # of panels in one file
 REPS = 2000  # of the bands of curves; numbers in tables have 10,000
 POINTS = 400  # of a curve of metrics
 THIN = 4  # algorithms; the single seeds of more would be a tangle
+BANDS = 6  # algorithms; the intervals of more would hide each other
+LAGS = 6  # that have panels or marks of their own
+FARTHEST = 10**15  # a step; floats still count one by one there
 
 
 def looks(suite):
-    """{algorithm: its colour, line style and marker}"""
-    found = {}
+    """{algorithm: its colour, line style and marker}, no two alike up to 240"""
+    found, styles = {}, len(COLORS) * len(STYLES)
     for index, name in enumerate(suite.algorithms):
         last = index > 0 and index == len(suite.algorithms) - 1
         color = LAST_COLOR if last else COLORS[index % len(COLORS)]
         style = "-" if last else STYLES[(index // len(COLORS) + index) % len(STYLES)]
-        found[name] = {"color": color, "linestyle": style, "marker": MARKERS[index % len(MARKERS)]}
+        marker = MARKERS[(index + 7 * (index // styles)) % len(MARKERS)]  # after 24 indices one further, not 4
+        found[name] = {"color": color, "linestyle": style, "marker": marker}
     return found
 
 
-def new_figure(rows, columns, width=4.3, height=3.4, **more):
-    """(figure, axes (rows, columns), with light grids and room for a legend above)"""
+def shown(text, inches):
+    """A text as it is drawn: broken into lines of that length, and a $ begins no formula."""
+    return textwrap.fill(text, int(10 * inches)).replace("$", r"\$")
+
+
+def some_lags(suite):
+    """(at most LAGS lags, evenly chosen, notes that say so)"""
+    lags = suite.lags
+    if len(lags) <= LAGS:
+        return lags, []
+    chosen = [lags[i] for i in np.linspace(0, len(lags) - 1, LAGS).round().astype(int)]
+    return chosen, [f"{LAGS} of {len(lags)} lags."]
+
+
+def pages(panels, path, columns=None):
+    """Figures of a sheet each: (figure, [(axis, panel)], path), with light grids."""
     from matplotlib.figure import Figure  # not pyplot, which needs a display and keeps every figure
 
-    size = max(width * columns + 0.6, 6.5), height * rows + 0.8
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, **more)
-    for axis in axes.flat:
-        axis.grid(alpha=0.25, linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    columns = columns or (2 if len(panels) == 4 else max(1, min(3, len(panels))))
+    for page, start in enumerate(range(0, len(panels), ROWS * columns), start=1):
+        chosen = panels[start : start + ROWS * columns]
+        rows = -(-len(chosen) // columns)
+        size = WIDTH if columns > 1 else 6.5, rows * (3.3 if rows < 3 else 2.5)
+        figure = Figure(figsize=size, layout="constrained")
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axis in axes:
+            axis.grid(alpha=0.25, linewidth=0.6)
+            axis.spines[["top", "right"]].set_visible(False)
+        for axis in axes[len(chosen) :]:
+            axis.set_visible(False)
+        file = path if page == 1 else path.with_stem(f"{path.stem}-{page}")
+        yield figure, list(zip(axes, chosen, strict=False)), file
 
 
-def save(figure, path, suite=None, handles=None):
-    """Write the figure with one legend above the panels: `handles` {label: handle}, else the suite's algorithms."""
+def words(axis, title, x, y):
+    """Title and labels of a panel, in lines that fit it."""
+    figure = axis.get_figure()
+    rows, columns = axis.get_gridspec().get_geometry()
+    width, height = figure.get_figwidth() / columns, figure.get_figheight() / rows
+    axis.set_title(shown(title, width - 0.15), fontsize=10)
+    axis.set_xlabel(shown(x, width - 0.6))
+    axis.set_ylabel(shown(y, height - 0.6))
+
+
+def save(figure, path, suite=None, handles=None, notes=()):
+    """Write the figure with one legend above the panels, and notes below; returns the name of the file.
+
+    handles: {label: handle}, else the suite's algorithms.
+    """
     if handles is None:
         lines = {line.get_label(): line for axis in figure.axes for line in axis.lines}
         handles = {name: lines[name] for name in suite.algorithms if name in lines}
+    width, height = figure.get_size_inches()
     if handles:
-        columns = max(1, min(len(handles), int(figure.get_figwidth() / (0.9 + 0.09 * max(map(len, handles))))))
+        labels = [shown(name, width - 1) for name in handles]
+        longest = max(len(line) for label in labels for line in label.splitlines())
+        columns = max(1, min(len(handles), int(width / (0.9 + 0.09 * longest))))
         style = {"loc": "outside upper left", "ncols": columns, "frameon": False, "handlelength": 3}
-        figure.legend(handles.values(), handles.keys(), **style)
+        figure.legend(handles.values(), labels, **style)
+        height += 0.21 * -(-sum(label.count("\n") + 1 for label in labels) // columns)
+    if notes:
+        text = shown(" ".join(notes), width)
+        figure.supxlabel(text, x=0.01, ha="left", fontsize=9, color="#444444")
+        height += 0.2 * (text.count("\n") + 1)
+    figure.set_size_inches(width, height)
     partial = path.with_name(f".{path.name}")
     try:
         # no date and no version in the file: the same runs give the same bytes
-        figure.savefig(partial, format="png", dpi=150 if len(figure.axes) <= 12 else 90, metadata={"Software": None})
+        figure.savefig(partial, format="png", dpi=150, metadata={"Software": None})
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+    return path.name
 
 
-def steps_axis(axis, label):
+def steps_axis(axis):
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    axis.set_xlabel(label)
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 300k, 1M
     axis.xaxis.set_major_locator(MaxNLocator(5))
 
 
+def draw_line(axis, x, y, name, look, **more):
+    axis.plot(x, y, linewidth=2, markersize=5, markevery=max(1, len(x) // 6), label=name, **look, **more)
+
+
 def empty(axis, text):
     axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes, color="#555555")
+
+
+def limits(values, margin):
+    """(low, high) that leave a margin around the values, also where they are all the same"""
+    low, high = min(values), max(values)
+    margin *= high - low or abs(high) or 1.0
+    return low - margin, high + margin
 
 
 def grouped(rows):
@@ -85,9 +149,10 @@ def grouped(rows):
 
 
 def common(curves):
-    """Curves {step: value} of several seeds -> (steps (n,) that all have, values (seeds, n))"""
-    steps = sorted(set.intersection(*map(set, curves)))
-    return np.array(steps), np.array([[curve[step] for step in steps] for curve in curves])
+    """Curves {step: value} of several seeds, interpolated: (steps (n,) that all span, values (seeds, n))"""
+    first, last = max(map(min, curves)), min(map(max, curves))
+    steps = np.array(sorted({step for curve in curves for step in curve if first <= step <= last}))
+    return steps, np.array([np.interp(steps, list(curve), list(curve.values())) for curve in curves])
 
 
 def band(values):
@@ -98,82 +163,96 @@ def band(values):
 
 
 def draw_curves(suite, rows, path):
-    """Evaluation curves, a row of panels per task and a panel per lag. False without any."""
-    groups, found, any_curve = grouped(rows), looks(suite), False
-    if len(suite.lags) > 1:
-        figure, axes = new_figure(len(suite.tasks), len(suite.lags), height=3.0, sharey="row", sharex=True)
-    else:  # side by side
-        figure, axes = new_figure(1, len(suite.tasks))
-        axes = axes.T
-    for i, task in enumerate(suite.tasks):
-        for j, lag in enumerate(suite.lags):
-            axis, counts = axes[i, j], []
+    """Evaluation curves, a panel per task and lag."""
+    curves = {key: [read_curve(row) for row in members] for key, members in grouped(rows).items()}
+    curves = {key: [curve for curve in members if curve] for key, members in curves.items()}
+    if not any(curves.values()):
+        return []
+    found, files, (lags, notes) = looks(suite), [], some_lags(suite)
+    if any(set(curve) != set(members[0]) for members in curves.values() for curve in members):
+        notes.append("A mean spans the steps that all of its seeds reach; between evaluations it is interpolated.")
+    if not all(np.isfinite(list(curve.values())).all() for members in curves.values() for curve in members):
+        notes.append("Gaps: a score that is no finite number.")
+    if len(found) > BANDS:
+        notes.append(f"No intervals: more than {BANDS} algorithms.")
+    panels = [(task, lag) for task in suite.tasks for lag in lags]
+    columns = 2 if len(lags) in (2, 4) else None
+    for figure, page, file in pages(panels, path, columns):
+        for axis, (task, lag) in page:
+            counts = [len(curves.get((task, lag, algorithm), ())) for algorithm in found]
             for algorithm, look in found.items():
-                curves = [read_curve(row) for row in groups[task, lag, algorithm]]
-                curves = [curve for curve in curves if curve]
-                counts.append(len(curves))
-                if not curves:
-                    continue
-                any_curve = True
-                line = {"color": look["color"], "linestyle": look["linestyle"]}
-                if len(found) <= THIN:
-                    x, y = zip(*[point for c in curves for point in (*c.items(), (np.nan, np.nan))], strict=True)
-                    axis.plot(x, y, color=look["color"], linewidth=0.7, alpha=0.4)
-                steps, values = common(curves)
-                axis.plot(steps, values.mean(0), linewidth=2.4, label=algorithm, **line)
-                if len(curves) >= MIN_RUNS and np.isfinite(values).all():
-                    axis.fill_between(steps, *band(values), color=look["color"], alpha=0.15, linewidth=0)
+                if members := curves.get((task, lag, algorithm)):
+                    draw_seeds(axis, members, algorithm, look, len(found))
             seeds = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
-            axis.set_title(f"{task}, lag {lag} ({seeds} seed{'s' if max(counts) != 1 else ''})", fontsize=10)
-            steps_axis(axis, suite.step_name if axis in axes[-1] or len(suite.lags) == 1 else "")
+            title = f"{task}, lag {lag} ({seeds}\N{NO-BREAK SPACE}seed{'s' if max(counts) != 1 else ''})"
+            words(axis, title, suite.step_name, suite.score_name)
+            steps_axis(axis)
             if not any(counts):
                 empty(axis, "no evaluation curves")
-        axes[i, 0].set_ylabel(suite.score_name)
-    if any_curve:
-        save(figure, path, suite)
-    return any_curve
+            heights = [y for key, m in curves.items() if key[0] == task for c in m for y in c.values() if y == y]
+            if heights:
+                axis.set_ylim(limits(heights, 0.04))  # the same at all lags of a task
+        files.append(save(figure, file, suite, notes=notes))
+    return files
+
+
+def draw_seeds(axis, curves, algorithm, look, algorithms):
+    """The curves of one algorithm, one per seed, their mean and its interval."""
+    if algorithms <= THIN:
+        x, y = zip(*[point for c in curves for point in (*c.items(), (np.nan, np.nan))], strict=True)
+        axis.plot(x, y, color=look["color"], linewidth=0.7, alpha=0.4)
+    steps, values = common(curves)
+    draw_line(axis, steps, values.mean(0), algorithm, look)
+    if len(curves) >= MIN_RUNS and algorithms <= BANDS and len(steps):
+        axis.fill_between(steps, *band(values), color=look["color"], alpha=0.15, linewidth=0)
 
 
 def read_curve(row):
+    """{step: score} of a run, NaN where the score is no finite number."""
+    path = row["folder"] / "evals.csv"
     try:
-        return read_evals(row["folder"] / "evals.csv")
-    except (OSError, UnicodeDecodeError, ValueError, csv.Error) as error:
-        raise Refused(f"{row['folder']} cannot be read: {error!r}") from None
+        curve = read_evals(path)
+        check_steps(curve)
+    except (OSError, OverflowError, ValueError, csv.Error) as error:
+        raise Refused(f"{path} cannot be read: {error!r}") from None
+    return {step: score if math.isfinite(score) else math.nan for step, score in curve.items()}
+
+
+def check_steps(steps):
+    if max(map(abs, steps), default=0) > FARTHEST:
+        raise ValueError(f"a step beyond {FARTHEST:.0e}")
 
 
 def draw_lags(suite, rows, tasks, path):
     """Score against lag: a panel of all `tasks` that have scores, if several, and one per task."""
-    found = looks(suite)
-    panels = [("all tasks", tasks, "score", iqm)] if len(tasks) > 1 else []
+    found, files = looks(suite), []
+    panels = [("all tasks, IQM", tasks, "score", iqm)] if len(tasks) > 1 else []
     panels += [(task, (task,), "eval_return", mean) for task in suite.tasks]
-    columns = min(4, len(panels))
-    figure, axes = new_figure(-(-len(panels) // columns), columns, width=3.9)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
-    for axis, (title, chosen, key, statistic) in zip(axes.flat, panels, strict=False):
-        for index, (algorithm, look) in enumerate(found.items()):
-            offset = min(0.12, 0.6 / len(found)) * (index - (len(found) - 1) / 2)
-            points = []
-            for position, lag in enumerate(suite.lags):
-                scores, seeds = score_matrix(rows, algorithm, lag, chosen, key)
-                if not seeds:
-                    continue
-                each = scores.mean(axis=1)
-                axis.plot([position + offset] * len(each), each, ".", color=look["color"], alpha=0.35, markersize=5)
-                low, high = stratified_bootstrap(scores, statistic) if len(seeds) >= MIN_RUNS else (np.nan, np.nan)
-                points.append((position + offset, statistic(scores), low, high))
-            if points:
-                x, y, low, high = np.array(points).T
-                axis.plot(x, y, linewidth=2, markersize=6, label=algorithm, **look)
-                axis.vlines(x, low, high, color=look["color"], linewidth=1.6)
-        axis.set_title(title if key == "eval_return" else f"{title}, IQM", fontsize=10)
-        axis.set_xticks(range(len(suite.lags)), [str(lag) for lag in suite.lags])
-        axis.set_xlim(-0.6, len(suite.lags) - 0.4)
-        axis.set_xlabel("lag: largest age of the acting policy, updates")
-        axis.set_ylabel(suite.score_name if key == "eval_return" else "normalised score")
-        if not axis.lines:
-            empty(axis, "no finished runs")
-    save(figure, path, suite)
+    ticks = range(0, len(suite.lags), -(-len(suite.lags) // 8))
+    for figure, page, file in pages(panels, path):
+        for axis, (title, chosen, key, statistic) in page:
+            for index, (algorithm, look) in enumerate(found.items()):
+                offset = min(0.12, 0.6 / len(found)) * (index - (len(found) - 1) / 2)
+                points = []
+                for position, lag in enumerate(suite.lags):
+                    scores, seeds = score_matrix(rows, algorithm, lag, chosen, key)
+                    if not seeds:
+                        continue
+                    each = scores.mean(axis=1)
+                    axis.plot([position + offset] * len(each), each, ".", color=look["color"], alpha=0.35, markersize=5)
+                    low, high = stratified_bootstrap(scores, statistic) if len(seeds) >= MIN_RUNS else (np.nan, np.nan)
+                    points.append((position + offset, statistic(scores), low, high))
+                if points:
+                    x, y, low, high = np.array(points).T
+                    axis.plot(x, y, linewidth=2, markersize=6, label=algorithm, **look)
+                    axis.vlines(x, low, high, color=look["color"], linewidth=1.6)
+            words(axis, title, "lag, updates", suite.score_name if key == "eval_return" else "normalised score")
+            axis.set_xticks(ticks, [str(suite.lags[tick]) for tick in ticks])
+            axis.set_xlim(-0.6, len(suite.lags) - 0.4)
+            if not axis.lines:
+                empty(axis, "no finished runs")
+        files.append(save(figure, file, suite, notes=["Lag: largest age of the policy that acts."]))
+    return files
 
 
 def draw_pairs(suite, rows, tasks, path):
@@ -185,101 +264,100 @@ def draw_pairs(suite, rows, tasks, path):
         panels = [(x, y, tasks, "score", f"{len(tasks)} tasks") for x, y in suite.comparisons]
     else:
         panels = [(x, y, (task,), "eval_return", task) for task in suite.tasks for x, y in suite.comparisons]
-    if not panels:
-        return False
-    columns = min(4, len(panels))
-    figure, axes = new_figure(-(-len(panels) // columns), columns, width=3.8, height=3.6)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
-    marks = {lag: (COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i, lag in enumerate(suite.lags)}
-    for axis, (x, y, chosen, key, title) in zip(axes.flat, panels, strict=False):
-        drawn = []
-        for lag, (color, marker) in marks.items():
-            keys = [(task, seed) for task in chosen for seed in suite.seeds]
-            pairs = [(groups.get((t, lag, y, s)), groups.get((t, lag, x, s))) for t, s in keys]
-            points = [(a[key], b[key]) for a, b in pairs if a and b and None not in (a[key], b[key])]
-            if points:
-                axis.plot(*zip(*points, strict=True), marker, color=color, alpha=0.75, markersize=6)
-                drawn += [value for point in points for value in point]
-        if drawn:
-            margin = 0.06 * (max(drawn) - min(drawn)) or 1.0
-            limits = min(drawn) - margin, max(drawn) + margin
-            axis.plot(limits, limits, color="#777777", linewidth=1)
-            axis.set(xlim=limits, ylim=limits)
-        else:
-            empty(axis, "no seed has both")
-        name = suite.score_name if key == "eval_return" else "normalised score"
-        axis.set_xlabel(f"{y}: {name}")
-        axis.set_ylabel(f"{x}: {name}")
-        axis.set_title(title, fontsize=10)
+    files, (lags, notes) = [], some_lags(suite)
+    marks = {lag: (COLORS[i % len(COLORS)], MARKERS[i % len(MARKERS)]) for i, lag in enumerate(lags)}
     dots = {f"lag {lag}": Line2D([], [], color=c, marker=m, linestyle="") for lag, (c, m) in marks.items()}
-    save(figure, path, handles=dots)
-    return True
+    for figure, page, file in pages(panels, path):
+        for axis, (x, y, chosen, key, title) in page:
+            drawn = []
+            for lag, (color, marker) in marks.items():
+                keys = [(task, seed) for task in chosen for seed in suite.seeds]
+                pairs = [(groups.get((t, lag, y, s)), groups.get((t, lag, x, s))) for t, s in keys]
+                points = [(a[key], b[key]) for a, b in pairs if a and b and None not in (a[key], b[key])]
+                if points:
+                    axis.plot(*zip(*points, strict=True), marker, color=color, alpha=0.75, markersize=6)
+                    drawn += [value for point in points for value in point]
+            if drawn:
+                ends = limits(drawn, 0.06)
+                axis.plot(ends, ends, color="#777777", linewidth=1)
+                axis.set(xlim=ends, ylim=ends, box_aspect=1)
+            else:
+                empty(axis, "no seed has both")
+            axis.locator_params(nbins=5)
+            name = suite.score_name if key == "eval_return" else "normalised score"
+            words(axis, title, f"{y}: {name}", f"{x}: {name}")
+        files.append(save(figure, file, handles=dots, notes=notes))
+    return files
 
 
 def draw_profile(suite, rows, tasks, key, path):
     """Share of runs above each score, a panel per lag, with pointwise intervals."""
-    found = looks(suite)
     known = [r[key] for r in rows if r["task"] in tasks and r[key] is not None]
     if not known:
-        return False
-    margin = 0.03 * (max(known) - min(known)) or 1.0
-    thresholds = np.linspace(min(known) - margin, max(known) + margin, 107)
-    figure, axes = new_figure(1, len(suite.lags), width=3.9, sharey=True)
-    for axis, lag in zip(axes.flat, suite.lags, strict=True):
-        for algorithm, look in found.items():
-            scores, seeds = score_matrix(rows, algorithm, lag, tasks, key)
-            if not seeds:
-                continue
-            line = {"color": look["color"], "linestyle": look["linestyle"]}
-            axis.step(thresholds, performance_profile(scores, thresholds), linewidth=2, label=algorithm, **line)
-            if len(seeds) >= MIN_RUNS:
-                low, high = stratified_bootstrap(
-                    scores, lambda x: performance_profile(x, thresholds), REPS, batched=True
-                )
-                axis.fill_between(thresholds, low, high, step="pre", color=look["color"], alpha=0.15, linewidth=0)
-        axis.set_title(f"lag {lag}", fontsize=10)
-        axis.set_xlabel("normalised score" if key == "score" else suite.score_name)
-        if not axis.lines:
-            empty(axis, "no finished runs")
-    axes[0, 0].set_ylabel("share of runs above")
-    save(figure, path, suite)
-    return True
+        return []
+    found, files, (lags, notes) = looks(suite), [], some_lags(suite)
+    if len(found) > BANDS:
+        notes.append(f"No intervals: more than {BANDS} algorithms.")
+    thresholds = np.linspace(*limits(known, 0.03), 107)
+    for figure, page, file in pages(lags, path):
+        for axis, lag in page:
+            for algorithm, look in found.items():
+                scores, seeds = score_matrix(rows, algorithm, lag, tasks, key)
+                if not seeds:
+                    continue
+                shares = performance_profile(scores, thresholds)
+                draw_line(axis, thresholds, shares, algorithm, look, drawstyle="steps-pre")
+                if len(seeds) >= MIN_RUNS and len(found) <= BANDS:
+                    low, high = stratified_bootstrap(
+                        scores, lambda x: performance_profile(x, thresholds), REPS, batched=True
+                    )
+                    axis.fill_between(thresholds, low, high, step="pre", color=look["color"], alpha=0.15, linewidth=0)
+            score = "normalised score" if key == "score" else suite.score_name
+            words(axis, f"lag {lag}", score, "share of runs above")
+            axis.set_ylim(-0.05, 1.05)
+            if not axis.lines:
+                empty(axis, "no finished runs")
+        files.append(save(figure, file, suite, notes=notes))
+    return files
 
 
 def draw_filter(suite, rows, path):
     """Forward total variation and share of filtered points over the training, means over tasks and seeds."""
-    groups, found, any_curve = grouped(rows), looks(suite), False
     columns = {"lag/tv_forward_mean": "forward TV, pi_theta and pi_T", "lag/filtered_fraction": "filtered share"}
-    figure, axes = new_figure(2, len(suite.lags), height=2.9, sharey="row", sharex="col")
-    for axis, lag in zip(axes.T, suite.lags, strict=True):
-        axis[0].set_title(f"lag {lag}", fontsize=10)
-        for algorithm, look in found.items():
-            members = [row for task in suite.tasks for row in groups[task, lag, algorithm]]
-            curves = [curve for row in members if (curve := read_metrics(row["folder"] / "metrics.csv", columns))]
-            if not curves:
-                continue
-            any_curve = True
-            line = {"color": look["color"], "linestyle": look["linestyle"]}
-            for panel, column in zip(axis, columns, strict=True):
-                steps, values = common([{step: x[column] for step, x in curve.items()} for curve in curves])
-                panel.plot(steps, values.mean(0), linewidth=1.8, label=algorithm, **line)
-        steps_axis(axis[1], suite.step_name)
-    for panel, label in zip(axes[:, 0], columns.values(), strict=True):
-        panel.set_ylabel(label)
-        panel.set_ylim(bottom=0)
-    if any_curve:
-        save(figure, path, suite)
-    return any_curve
+    curves = defaultdict(list)  # {(lag, algorithm): [{step: {column: value}}]}
+    for (_, lag, algorithm), members in grouped(rows).items():
+        found = [read_metrics(row["folder"] / "metrics.csv", columns) for row in members]
+        curves[lag, algorithm] += [curve for curve in found if curve]
+    if not any(curves.values()):
+        return []
+    files, (lags, notes) = [], some_lags(suite)
+    panels = [(lag, column) for lag in lags for column in columns]
+    for figure, page, file in pages(panels, path, columns=2):
+        for axis, (lag, column) in page:
+            for algorithm, look in looks(suite).items():
+                if members := curves[lag, algorithm]:
+                    steps, values = common([{step: x[column] for step, x in curve.items()} for curve in members])
+                    draw_line(axis, steps, values.mean(0), algorithm, look)
+            words(axis, f"lag {lag}", suite.step_name, columns[column])
+            steps_axis(axis)
+            axis.set_ylim(bottom=0)
+        files.append(save(figure, file, suite, notes=notes))
+    return files
 
 
 def read_metrics(path, columns):
     """{step: {column: value}} of about POINTS rows of metrics.csv; empty where it has not all of the columns."""
+    if not path.exists():
+        return {}
     try:
         lines = path.read_text().splitlines()
-        header = next(csv.reader(lines[:1]))
+        header = next(csv.reader(lines[:1]), [])
+        if not set(columns) <= set(header):
+            return {}
         places = {column: header.index(column) for column in columns}
         chosen = csv.reader(lines[1 :: max(1, len(lines) // POINTS)])
-        return {int(float(line[0])): {name: float(line[i]) for name, i in places.items()} for line in chosen}
-    except (OSError, StopIteration, ValueError, IndexError, csv.Error):
-        return {}
+        curve = {int(float(line[0])): {name: float(line[i] or "nan") for name, i in places.items()} for line in chosen}
+        check_steps(curve)
+    except (OSError, OverflowError, ValueError, IndexError, csv.Error) as error:
+        raise Refused(f"{path} cannot be read: {error!r}") from None
+    return curve
