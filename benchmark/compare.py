@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmark.document import to_markdown
+from benchmark.document import literal, to_markdown
 from benchmark.results import PACKAGES, key_of, load, spell_key
 from benchmark.runs import Refused
 from benchmark.scores import same_steps
@@ -34,9 +34,9 @@ def compare(before, after, fail_below=None):
     lost, added = (sorted(known[i].keys() - known[1 - i].keys()) for i in (0, 1))
     for what, keys in ((f"Only in {before}", lost), (f"Only in {after}", added), ("Of another length", unequal)):
         if keys:
-            names = "; ".join(spell_key(known[what == f"Only in {after}"][key]) for key in keys[:3])
+            names = literal("; ".join(spell_key(known[what == f"Only in {after}"][key]) for key in keys[:3]))
             more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            blocks.append(("warning", f"**{what}, left out:** {names}{more}"))
+            blocks.append(("warning", f"**{literal(what)}, left out:** {names}{more}"))
     for package in ("commit", *PACKAGES):
         found = [" and ".join(sorted({r[package] for r in side if r[package]})) for side in zip(*pairs, strict=True)]
         if all(found) and found[0] != found[1]:

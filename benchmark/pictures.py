@@ -7,6 +7,7 @@ Each draw_ returns the names of the files it has written, none where there is no
 
 import csv
 import math
+import os
 import textwrap
 from collections import defaultdict
 
@@ -107,7 +108,7 @@ def save(figure, path, suite=None, handles=None, notes=()):
         figure.supxlabel(text, x=0.01, ha="left", fontsize=9, color="#444444")
         height += 0.2 * (text.count("\n") + 1)
     figure.set_size_inches(width, height)
-    partial = path.with_name(f".{path.name}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # two processes may write a report at once
     try:
         # no date and no version in the file: the same runs give the same bytes
         figure.savefig(partial, format="png", dpi=150, metadata={"Software": None})

@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 
 from benchmark import pictures
-from benchmark.document import to_html, to_markdown
+from benchmark.document import literal, to_html, to_markdown
 from benchmark.results import PACKAGES, describe, load, spell_key, write_results
 from benchmark.runs import ROOT, flag_list, read_json, replace_file
 from benchmark.scores import add_scores, read_references, same_steps, scored_tasks
@@ -29,8 +29,8 @@ def write_report(out):
     overall = [block for lag in suite.lags for block in aggregates(suite, rows, tasks, lag)] if tasks else []
     title = f"{name} {suite.options}" if suite.options else f"{name}: {suite.description}"
     blocks = [("heading", 1, title), ("text", summary(suite, rows)), *warnings]
-    first, *others = draw(suite, rows, tasks, out)
-    blocks += [("heading", 2, "Result"), first, *headline(suite, rows, tasks, overall), *per_task(suite, rows)]
+    first, others = draw(suite, rows, tasks, out)
+    blocks += [("heading", 2, "Result"), *first, *headline(suite, rows, tasks, overall), *per_task(suite, rows)]
     if others:
         blocks += [("heading", 2, "Pictures"), *others]
     if speed := learning_speed(suite, rows):
@@ -73,7 +73,9 @@ def headline(suite, rows, tasks, overall):
     text = "Normalised scores: 0 is a random policy, 1 our PPO without lag after as many steps "
     text += "(benchmark/reference_scores.csv). "
     if len(tasks) < len(suite.tasks):
-        text += f"**Over {len(tasks)} of {len(suite.tasks)} tasks, those with a reference:** {', '.join(tasks)}. "
+        text += (
+            f"**Over {len(tasks)} of {len(suite.tasks)} tasks, those with a reference:** {literal(', '.join(tasks))}. "
+        )
     text += "IQM: mean of the middle half of all runs of all tasks. Median: of the tasks' means. "
     text += "Optimality gap: how far scores fall short of 1, lower is better. P(better): the probability that a run "
     text += (
@@ -87,34 +89,37 @@ def headline(suite, rows, tasks, overall):
 
 
 def draw(suite, rows, tasks, out):
-    """Draw into the folder; returns the blocks, score against lag first."""
+    """Draw into the folder; returns the blocks of score against lag, and those of the other pictures."""
     if not any(row["eval_return"] is not None for row in rows):
-        return [("text", "No run has finished with an evaluation, so there is no picture.")]
+        return [("text", "No run has finished with an evaluation, so there is no picture.")], []
 
-    name = suite.score_name
-    pictures.draw_lags(suite, rows, tasks, out / "lag.png")
+    name, blocks = suite.score_name, []
+
+    def add(files, caption, title=None):
+        if files:
+            blocks.extend([("heading", 3, title)] if title else [])
+            blocks.extend(("picture", file, caption if file == files[0] else "continued") for file in files)
+
     text = f"Score against lag: mean {name} after the last update, with 95 % bootstrap interval; small dots are single "
-    blocks = [("picture", "lag.png", text + "seeds.")]
-
-    def add(file, drawn, title, caption):
-        if drawn:
-            blocks.extend([("heading", 3, title), ("picture", file, caption)])
-
-    text = "Thick: mean over seeds; shaded: its 95 % bootstrap interval"
+    add(pictures.draw_lags(suite, rows, tasks, out / "lag.png"), text + "seeds.")
+    result, blocks = blocks, []
+    text = "Thick: mean over seeds"
+    text += "; shaded: its 95 % bootstrap interval" if len(suite.algorithms) <= pictures.BANDS else ""
     text += "; thin: single seeds." if len(suite.algorithms) <= pictures.THIN else "."
-    add("curves.png", pictures.draw_curves(suite, rows, out / "curves.png"), "Learning curves", text)
+    add(pictures.draw_curves(suite, rows, out / "curves.png"), text, "Learning curves")
     text = "Each point is a pair of runs with the same task, lag and seed. Above the grey line the algorithm named on "
     text += "the vertical axis is better."
-    add("pairs.png", pictures.draw_pairs(suite, rows, tasks, out / "pairs.png"), "Seed against seed", text)
+    add(pictures.draw_pairs(suite, rows, tasks, out / "pairs.png"), text, "Seed against seed")
     if tasks or len(suite.tasks) == 1:
         chosen, key = (tasks, "score") if tasks else (suite.tasks, "eval_return")
-        drawn = pictures.draw_profile(suite, rows, chosen, key, out / "profile.png")
-        text = "Share of runs that end above each score, with 95 % bootstrap intervals; higher is better."
-        add("profile.png", drawn, "Performance profile", text)
-    text = "Above: total variation between the policy being updated and the one the update started from, mean over "
-    text += "its gradient steps. Below: share of points that VACO's filter drops. Means over tasks and seeds."
-    add("filter.png", pictures.draw_filter(suite, rows, out / "filter.png"), "Forward lag and filter", text)
-    return blocks
+        text = "Share of runs that end above each score"
+        text += ", with 95 % bootstrap intervals" if len(suite.algorithms) <= pictures.BANDS else ""
+        files = pictures.draw_profile(suite, rows, chosen, key, out / "profile.png")
+        add(files, text + "; higher is better.", "Performance profile")
+    text = "Left: total variation between the policy being updated and the one the update started from, mean over "
+    text += "its gradient steps. Right: share of points that VACO's filter drops. Means over tasks and seeds."
+    add(pictures.draw_filter(suite, rows, out / "filter.png"), text, "Forward lag and filter")
+    return result, blocks
 
 
 # ---------------------------------------------------------------------------------------------------------- provenance
@@ -122,7 +127,7 @@ def draw(suite, rows, tasks, out):
 
 def missing(suite, rows):
     """Blocks that list the runs which are not in the tables."""
-    blocks, lines = [], [f"{spell_key(r)}: {r['status']}" for r in rows if r["status"] != "finished"]
+    blocks, lines = [], [f"{literal(spell_key(r))}: {r['status']}" for r in rows if r["status"] != "finished"]
     if lines:
         counts = Counter(r["status"] for r in rows if r["status"] != "finished")
         counts = ", ".join(f"{count} {state}" for state, count in counts.items())
@@ -150,7 +155,7 @@ def mixed(rows):
         if (count := counts.pop("unknown", 0)) and counts:
             unknown.setdefault(count, []).append(key)
         if len(counts) > 1:
-            found = "; ".join(f"{value} ({count} runs)" for value, count in counts.items())
+            found = "; ".join(f"{literal(value)} ({count} runs)" for value, count in counts.items())
             warnings.append(("warning", f"**Mixed {key}, so the runs are not strictly comparable:** {found}"))
     for count, keys in unknown.items():
         warnings.append(("warning", f"**Not known of {count} runs,** and so perhaps not the same: {', '.join(keys)}"))
@@ -158,7 +163,9 @@ def mixed(rows):
         steps = Counter(r["final_step"] for r in rows if r["task"] == task and r["final_step"] is not None)
         if steps and not same_steps(min(steps), max(steps)):
             text = "; ".join(f"{value:,.0f} ({count} runs)" for value, count in steps.items())
-            warnings.append(("warning", f"**Mixed last steps of {task}, so its runs are not comparable:** {text}"))
+            warnings.append(
+                ("warning", f"**Mixed last steps of {literal(task)}, so its runs are not comparable:** {text}")
+            )
     for algorithm in {r["algorithm"]: None for r in rows}:
         # Flags the suite leaves out have the defaults of the script, and those may have changed between two runs.
         finished = [r for r in rows if r["algorithm"] == algorithm and r["status"] == "finished"]
@@ -167,7 +174,7 @@ def mixed(rows):
         keys = {key for a in args for key in a} - {"env_id", "task", "lag", "seed", "run_dir", "resume"}
         differing = sorted(key for key in keys if len({describe(a.get(key)) for a in args}) > 1)
         if differing:
-            text = f"**Mixed settings of {algorithm}, so its runs are not comparable:** {', '.join(differing)}"
+            text = f"**Mixed settings of {literal(algorithm)}, so its runs are not comparable:** {', '.join(differing)}"
             warnings.append(("warning", text))
     return warnings
 
@@ -182,8 +189,8 @@ def provenance(name, suite, rows, out):
     for algorithm in suite.algorithms:
         commands = [row["command"] for row in rows if row["algorithm"] == algorithm and row["command"]]
         if commands:
-            lines.append(f"{algorithm}, one of {len(commands)} runs: `{commands[0]}`")
-    lines += [f"{key}: {' and '.join(counts) or 'unknown'}" for key, counts in origins(rows).items()]
+            lines.append(f"{literal(algorithm)}, one of {len(commands)} runs: `{commands[0]}`")
+    lines += [f"{key}: {literal(' and '.join(counts)) or 'unknown'}" for key, counts in origins(rows).items()]
     share = "share starts, noise, policy ages and minibatch order"
     if not known(rows):
         share = "are compared; whether they share starts and noise, results.csv does not say"

@@ -5,6 +5,7 @@ Statistics over several tasks are of scores; what is of one task is raw.
 
 import numpy as np
 
+from benchmark.document import literal
 from benchmark.scores import score_matrix
 from benchmark.stats import (
     MIN_RUNS,
@@ -26,10 +27,10 @@ def aggregates(suite, rows, tasks, lag):
         statistics = (iqm, median, mean, optimality_gap)
         lines.append([algorithm, str(len(seeds)), *(with_interval(scores, statistic, 3) for statistic in statistics)])
         if why := left_out([r for r in rows if (r["algorithm"], r["lag"]) == (algorithm, lag)], seeds, tasks):
-            notes.append(("text", f"{algorithm}, left out: {why}."))
+            notes.append(("text", f"{literal(algorithm)}, left out: {why}."))
     few = [algorithm for algorithm, (scores, _) in matrices.items() if 0 < scores.size < 4]
     if few:
-        notes.append(("text", f"With fewer than four scores the IQM is the mean: {', '.join(few)}."))
+        notes.append(("text", f"With fewer than four scores the IQM is the mean: {literal(', '.join(few))}."))
     compared = [["difference", "mean over tasks", "higher on", "P(better)"]]
     for x, y in suite.comparisons:
         (a, a_seeds), (b, b_seeds) = matrices[x], matrices[y]
@@ -55,7 +56,7 @@ def left_out(rows, seeds, tasks):
     if any(r["final_step"] is None for r in ended):
         return "results.csv has no final_step of its runs, so that they have no normalised score"
     if ended:
-        on = ", ".join(dict.fromkeys(r["task"] for r in ended))
+        on = literal(", ".join(dict.fromkeys(r["task"] for r in ended)))
         return f"its runs on {on} have another number of steps than the reference"
     lost = {r["seed"] for r in rows} - set(seeds)
     return f"not finished on every task: seed {spell(sorted(lost))}" if lost else ""
@@ -145,7 +146,7 @@ def seed_table(suite, rows, task, lag):
         if both:
             difference = number(np.mean(pair[0]) - np.mean(pair[1]), suite.decimals, "+")
             mean_line[column] = difference + of_seeds(suite, len(both))
-        sentences.append(("text", f"{x} - {y}: {comparison(*pair, len(suite.seeds), suite.decimals)}"))
+        sentences.append(("text", f"{literal(f'{x} - {y}')}: {comparison(*pair, len(suite.seeds), suite.decimals)}"))
     title = f"{task}, lag {lag}: {suite.score_name} at the end"
     return [("heading", 3, title), ("table", lines), *sentences]
 

@@ -587,3 +587,10 @@ def test_scripts_that_count_updates(tmp_path):
     text = to_markdown(tables.seed_table(suite, rows, "arithmetic", 0))
     assert "greedy accuracy at the end" in text
     assert "+0.250" in text
+
+
+def test_two_reports_at_once(tmp_path):
+    write_runs(tmp_path / "out")
+    command = [sys.executable, "-m", "benchmark", "report", str(tmp_path / "out")]
+    assert [p.wait() for p in [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]] == [0, 0, 0]
+    assert not list((tmp_path / "out").glob(".*partial"))
