@@ -174,10 +174,8 @@ def add_compare(commands):
     parser = commands.add_parser("compare", help=text)
     parser.add_argument("before", type=Path, metavar="DIR1")
     parser.add_argument("after", type=Path, metavar="DIR2")
-    text = (
-        "exit code 1 if the mean of DIR2 - DIR1 over all pairs is below X, or DIR2 lacks a run of DIR1 or has it with"
-    )
-    text += " another number of steps"
+    text = "exit code 1 if the mean of DIR2 - DIR1 over all pairs is below X, or DIR2 lacks a run of DIR1 or has it "
+    text += "with another number of steps"
     parser.add_argument("--fail-below", type=float, metavar="X", help=text)
     parser.set_defaults(do=do_compare)
 

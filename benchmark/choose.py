@@ -25,7 +25,7 @@ def choose(suite, only=None, tasks=None, lags=None, seeds=None, settings=None):
         suite = replace(suite, lags=numbers("--lags", lags))
     if seeds:
         suite = replace(suite, seeds=numbers("--seeds", seeds))
-    flags = [setting.removeprefix("--").partition("=")[0].replace("_", "-") for setting in settings or ()]
+    flags = [split(setting)[0] for setting in settings or ()]
     if twice := [flag for flag in flags if flags.count(flag) > 1]:
         raise Refused(f"--set {twice[0]} is there twice: give {twice[0]}=value,value to sweep")
     for setting in settings or ():
@@ -59,12 +59,17 @@ def numbers(flag, words):
     return tuple(dict.fromkeys(found))
 
 
+def split(setting):
+    """ "--num_envs=8" -> ("num-envs", "8")"""
+    flag, _, text = setting.removeprefix("--").partition("=")
+    if not flag or not text:
+        raise Refused(f"--set {setting}: give flag=value, or flag=value,value to sweep")
+    return flag.replace("_", "-"), text
+
+
 def apply(suite, setting):
     """The suite with flag=value for all algorithms whose script has the flag, or one algorithm per value."""
-    flag, equals, text = setting.removeprefix("--").partition("=")
-    flag = flag.replace("_", "-")
-    if not equals or not flag or not text:
-        raise Refused(f"--set {setting}: give flag=value, or flag=value,value to sweep")
+    flag, text = split(setting)
     instead = {suite.task_flag: "--tasks", "lag": "--lags", "seed": "--seeds", "run-dir": "--out"}
     if flag in instead:
         raise Refused(f"--set {flag}: use {instead[flag]}")

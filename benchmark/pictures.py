@@ -6,15 +6,15 @@ Each draw_ returns the names of the files it has written, none where there is no
 """
 
 import csv
+import io
 import math
-import os
 import textwrap
 from collections import defaultdict
 
 import numpy as np
 
 from benchmark.results import read_evals
-from benchmark.runs import Refused
+from benchmark.runs import Refused, replace_file
 from benchmark.scores import score_matrix
 from benchmark.stats import MIN_RUNS, iqm, mean, performance_profile, stratified_bootstrap
 
@@ -108,13 +108,10 @@ def save(figure, path, suite=None, handles=None, notes=()):
         figure.supxlabel(text, x=0.01, ha="left", fontsize=9, color="#444444")
         height += 0.2 * (text.count("\n") + 1)
     figure.set_size_inches(width, height)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # two processes may write a report at once
-    try:
-        # no date and no version in the file: the same runs give the same bytes
-        figure.savefig(partial, format="png", dpi=150, metadata={"Software": None})
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    picture = io.BytesIO()
+    # no date and no version in the file: the same runs give the same bytes
+    figure.savefig(picture, format="png", dpi=150, metadata={"Software": None})
+    replace_file(path, picture.getvalue())
     return path.name
 
 

@@ -73,9 +73,8 @@ def headline(suite, rows, tasks, overall):
     text = "Normalised scores: 0 is a random policy, 1 our PPO without lag after as many steps "
     text += "(benchmark/reference_scores.csv). "
     if len(tasks) < len(suite.tasks):
-        text += (
-            f"**Over {len(tasks)} of {len(suite.tasks)} tasks, those with a reference:** {literal(', '.join(tasks))}. "
-        )
+        named = literal(", ".join(tasks))
+        text += f"**Over {len(tasks)} of {len(suite.tasks)} tasks, those with a reference:** {named}. "
     text += "IQM: mean of the middle half of all runs of all tasks. Median: of the tasks' means. "
     text += "Optimality gap: how far scores fall short of 1, lower is better. P(better): the probability that a run "
     text += (

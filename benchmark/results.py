@@ -129,7 +129,7 @@ def read_evals(path):
         return {}
     with open(path, newline="", encoding="utf-8-sig") as file:
         header, *lines = list(csv.reader(file, strict=True)) or [[]]
-    if header and re.fullmatch(r"[-+.\d]+", header[0].strip()):
+    if header and re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", header[0].strip().lower()):
         raise ValueError(f"{path.name} begins with a number: give it a header")
     points = [(int(float(step)), float(score or "nan")) for step, score, *_ in lines]
     if any(a >= b for (a, _), (b, _) in itertools.pairwise(points)):
