@@ -29,7 +29,7 @@ import re
 import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -320,17 +320,19 @@ def policy_loss(newlogprobs, learner_logprobs, behaviour_logprobs, advantages, a
     # where, on the input too: 0 times a ratio that overflows would be NaN, in the loss or in its gradient
     ratio = torch.where(keep, newlogprobs - behaviour_logprobs, 0.0).exp()
     loss = -torch.where(keep, ratio * advantages, 0.0).mean()
-    filtered = 1 - keep.float().mean()
-    return loss, {"tv": tv, "filtered_fraction": filtered, "filter_triggered": (tv > delta / 2).float()}
+    return loss, {
+        "lag/tv_forward_mean": tv,
+        "lag/filtered_fraction": 1 - keep.float().mean(),
+        "lag/filter_triggered": (tv > delta / 2).float(),
+    }
 
 
-@torch.no_grad()
-def backward_lag(learner_logprobs: torch.Tensor, behaviour_logprobs: torch.Tensor) -> dict[str, float]:
+def backward_lag(learner_logprobs: torch.Tensor, behaviour_logprobs: torch.Tensor):
     """Distance of pi_T from mu over a batch (B,), with w = pi_T/mu: total variation 1/2 mean |w - 1|, and effective
     sample size (sum w)^2 / (B sum w^2)."""
     log_w = (learner_logprobs - behaviour_logprobs).double()
     log_ess = 2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0) - math.log(len(log_w))  # w^2 may overflow
-    return {"lag/tv_backward": float(0.5 * (log_w.exp() - 1).abs().mean()), "lag/ess": float(log_ess.exp())}
+    return 0.5 * (log_w.exp() - 1).abs().mean(), log_ess.exp()
 
 
 # ------------------------------------------------------------------------------------- rollout, update, evaluation
@@ -373,23 +375,6 @@ def rollout(envs, state: dict, policies: dict[str, torch.Tensor], noise: torch.T
     return batch, episodes
 
 
-@torch.no_grad()
-def estimate(agent: Agent, batch: dict, rewards: torch.Tensor, args: Args) -> torch.Tensor:
-    """What the learner, pi_T, makes of a batch acted by mu, in one pass. Adds learner_logprobs, advantages and returns,
-    all (T, N), to the batch. rewards: (T, N), normalised. Returns the values (T, N)."""
-    values = agent.value(batch["obs"])
-    next_values = agent.value(batch["next_obs"])
-    batch["learner_logprobs"] = gaussian_logprob(batch["actions"], agent.action_mean(batch["obs"]), agent.log_std)
-    log_rhos = batch["learner_logprobs"] - batch["logprobs"]
-    if not args.realign:
-        log_rhos = torch.zeros_like(log_rhos)
-    terminated, done = batch["terminated"], batch["done"]
-    batch["advantages"], batch["returns"] = vtrace(
-        rewards, values, next_values, terminated, done, log_rhos, args.gamma, args.gae_lambda, args.rho_bar, args.c_bar
-    )
-    return values
-
-
 def init_adam(agent: Agent) -> dict[str, torch.Tensor]:
     """All parameters as one vector (P,), in the agent's order, with the two moments of their gradient (P,). Not
     torch.optim.Adam: that does not become one graph with the rest of the step, which --compile gains its speed from."""
@@ -428,13 +413,13 @@ def gradient_step(agent: Agent, opt_state: dict, mb: dict[str, torch.Tensor], ar
     new_params = opt_state["params"] - opt_state["lr"] * (exp_avg / (1 - 0.9**step)) / denominator
     new_state = {"params": new_params, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "step": step}
 
-    log_ratio = (newlogprobs - mb["learner_logprobs"]).detach()
-    losses["approx_kl"] = (log_ratio.exp() - 1 - log_ratio).mean()
-    losses["policy_loss"] = pg_loss.detach()
-    losses["value_loss"] = value_loss.detach()
-    losses["entropy"] = entropy.detach()
-    losses["grad_norm"] = grad_norm
-    return opt_state | new_state, losses
+    log_ratio = newlogprobs - mb["learner_logprobs"]
+    losses["losses/policy_loss"] = pg_loss
+    losses["losses/value_loss"] = value_loss
+    losses["losses/entropy"] = entropy
+    losses["losses/approx_kl_mean"] = (log_ratio.exp() - 1 - log_ratio).mean()
+    losses["losses/grad_norm"] = grad_norm
+    return opt_state | new_state, {name: x.detach() for name, x in losses.items()}
 
 
 def gradient_steps(agent: Agent, opt_state: dict, minibatches: list[dict], args: Args) -> tuple[dict, list[dict]]:
@@ -463,31 +448,26 @@ def update(agent: Agent, opt_state: dict, batch: dict, args: Args, rng: np.rando
         for i in range(0, args.num_minibatches, steps_per_call):
             opt_state, losses = steps_fn(agent, opt_state, minibatches[i : i + steps_per_call], args)
             all_losses += losses
-        epoch_kl = [losses["approx_kl"] for losses in all_losses[-args.num_minibatches :]]
+        epoch_kl = [losses["losses/approx_kl_mean"] for losses in all_losses[-args.num_minibatches :]]
         if args.target_kl is not None and torch.stack(epoch_kl).mean() > args.target_kl:
             break
     nn.utils.vector_to_parameters(opt_state["params"], agent.parameters())
     losses = {name: torch.stack([step[name] for step in all_losses]).cpu() for name in all_losses[0]}
-    for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
+    for name in ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/grad_norm"):
         require_finite(name, losses[name])
     return opt_state, losses
 
 
-def require_finite(name: str, x: torch.Tensor, columns: str | None = None) -> None:
-    """Raises FloatingPointError; with `columns`, what x (T, N, ...) has N of, it says in which."""
+def require_finite(name: str, x: torch.Tensor) -> None:
     if not x.isfinite().all():
-        where = f" in {columns} {int((~x.isfinite()).nonzero()[0, 1])}" if columns else ""
-        raise FloatingPointError(f"{name} not finite{where}")
-
-
-TRAIN_STREAMS = 4  # random streams of `train`: environments, actions, lag, minibatches; evaluation takes the next one
+        raise FloatingPointError(f"{name} not finite")
 
 
 @torch.no_grad()
 def evaluate(agent: Agent, env_id: str, episodes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Plays episodes with the current policy, sampled actions and frozen statistics. Returns (returns, lengths), both
     (episodes,). One seed always gives the same starts and noise, and no state of the training is touched."""
-    env_stream, action_stream = np.random.SeedSequence(seed, spawn_key=(TRAIN_STREAMS,)).spawn(2)
+    env_stream, action_stream = np.random.SeedSequence(seed).spawn(5)[4].spawn(2)  # `train` has the first four
     rng = np.random.default_rng(action_stream)
     device = agent.log_std.device
     envs = make_envs(env_id, episodes)
@@ -522,7 +502,7 @@ def train(args: Args, run_dir: Path, saved: dict | None = None) -> Agent:
     if args.compile:  # the steps of several minibatches as one graph of fused kernels, autograd.grad included
         torch._dynamo.config.trace_autograd_ops = True
         steps_fn = torch.compile(gradient_steps, fullgraph=True, dynamic=False, options={"cpp_wrapper": True})
-    streams = np.random.SeedSequence(args.seed).spawn(TRAIN_STREAMS)  # one per purpose: no draw shifts another's
+    streams = np.random.SeedSequence(args.seed).spawn(4)  # one per purpose: no draw shifts another's
     action_rng, lag_rng, minibatch_rng = rngs = [np.random.default_rng(stream) for stream in streams[1:]]
     envs = make_envs(args.env_id, args.num_envs)
     act_dim = math.prod(envs.single_action_space.shape)
@@ -551,13 +531,25 @@ def train(args: Args, run_dir: Path, saved: dict | None = None) -> Agent:
         policies, ages = policy_lag.draw(args.num_envs)
         noise = action_rng.standard_normal((args.num_steps, args.num_envs, act_dim), dtype=np.float32)
         batch, episodes = rollout(envs, state, policies, torch.as_tensor(noise, device=device))
-        for name in ("obs", "next_obs", "rewards", "logprobs"):
-            require_finite(name, batch[name], "environment")
         if iteration == 1:  # before this there are no return statistics
             normalize_reward.update(batch["rewards"], batch["done"])
 
-        values = estimate(agent, batch, normalize_reward(batch["rewards"]), args)
-        require_finite("learner_logprobs", batch["learner_logprobs"], "environment")
+        # what the learner, pi_T, makes of the batch
+        with torch.no_grad():
+            mean, values = agent(batch["obs"])  # (T, N, A), (T, N)
+            next_values = agent.value(batch["next_obs"])
+        batch["learner_logprobs"] = gaussian_logprob(batch["actions"], mean, agent.log_std.detach())
+        for name, x in batch.items():
+            require_finite(name, x)
+        rewards = normalize_reward(batch["rewards"])
+        terminated, done = batch["terminated"], batch["done"]
+        gamma, gae_lambda = args.gamma, args.gae_lambda
+        log_rhos = batch["learner_logprobs"] - batch["logprobs"]
+        if not args.realign:
+            log_rhos = torch.zeros_like(log_rhos)
+        batch["advantages"], batch["returns"] = vtrace(
+            rewards, values, next_values, terminated, done, log_rhos, gamma, gae_lambda, args.rho_bar, args.c_bar
+        )
         batch = {name: x.flatten(0, 1) for name, x in batch.items()}  # (B, ...)
         opt_state, losses = update(agent, opt_state, batch, args, minibatch_rng, steps_fn)
 
@@ -574,7 +566,7 @@ def train(args: Args, run_dir: Path, saved: dict | None = None) -> Agent:
         step = state["global_step"]
         sps = step / state["seconds"]
         row = {"global_step": step, "charts/learning_rate": lr, "charts/SPS": sps, "charts/seconds": state["seconds"]}
-        log.write("metrics", row | metrics(batch, values, ages, losses))
+        log.write("metrics", row | metrics(batch, values.flatten(), ages, losses))
         for at, episodic_return, length in episodes:
             log.write("episodes", {"global_step": at, "episodic_return": episodic_return, "episodic_length": length})
         left = timedelta(seconds=round(state["seconds"] / iteration * (args.num_iterations - iteration)))
@@ -602,9 +594,6 @@ def train(args: Args, run_dir: Path, saved: dict | None = None) -> Agent:
 
 def check(args: Args) -> None:
     """Raises ValueError, exit code 2, with a line that says what to change. NaN lies in no range."""
-    changed = [field.name for field in fields(args) if getattr(args, field.name) != field.default]
-    if args.resume and changed != ["resume"]:
-        raise ValueError("--resume takes no other flag")
     ranges = [
         ("total_timesteps num_envs num_steps num_minibatches update_epochs checkpoint_every", 1, 1e15),
         ("seed lag ent_coef vf_coef eval_episodes num_evals", 0, 1e15),
@@ -659,27 +648,16 @@ class Log:
             self.tensorboard.add_scalar(name if "/" in name else f"charts/{name}", x, step)
 
 
-@torch.no_grad()
 def metrics(batch: dict, values: torch.Tensor, ages: np.ndarray, losses: dict) -> dict[str, float]:
     """What is logged of an update: of its flat batch, and of its gradient steps."""
-    returns = batch["returns"]
-    row = {
-        "losses/policy_loss": losses["policy_loss"].mean(),
-        "losses/value_loss": losses["value_loss"].mean(),
-        "losses/entropy": losses["entropy"].mean(),
-        "losses/approx_kl_mean": losses["approx_kl"].mean(),
-        "losses/approx_kl_max": losses["approx_kl"].max(),
-        "losses/explained_variance": 1 - (returns - values.flatten()).var() / returns.var().clamp(min=1e-8),
-        "losses/grad_norm": losses["grad_norm"].mean(),
-        "lag/age_mean": ages.mean(),
-        "lag/age_max": ages.max(),
-        "lag/tv_forward_mean": losses["tv"].mean(),
-        "lag/tv_forward_max": losses["tv"].max(),
-        "lag/tv_forward_last": losses["tv"][-1],
-        "lag/filtered_fraction": losses["filtered_fraction"].mean(),
-        "lag/filter_triggered": losses["filter_triggered"].mean(),
-    }
-    row |= backward_lag(batch["learner_logprobs"], batch["logprobs"])
+    row = {name: x.mean() for name, x in losses.items()}
+    row["losses/approx_kl_max"] = losses["losses/approx_kl_mean"].max()
+    row["losses/explained_variance"] = 1 - (batch["returns"] - values).var() / batch["returns"].var().clamp(min=1e-8)
+    row["lag/tv_forward_max"] = losses["lag/tv_forward_mean"].max()
+    row["lag/tv_forward_last"] = losses["lag/tv_forward_mean"][-1]
+    row["lag/age_mean"] = ages.mean()
+    row["lag/age_max"] = ages.max()
+    row["lag/tv_backward"], row["lag/ess"] = backward_lag(batch["learner_logprobs"], batch["logprobs"])
     return {name: float(x) for name, x in row.items()}
 
 
@@ -749,6 +727,8 @@ def main() -> None:
     try:  # here it shows whether environment, device and folder can be used
         if args.resume:
             run_dir = args.resume
+            if args != Args(resume=run_dir):
+                raise ValueError("--resume takes no other flag")
             args = Args(**json.loads((run_dir / "config.json").read_text())["args"])
             saved = torch.load(run_dir / "checkpoint.pt", map_location="cpu", weights_only=True)
         make_env(args.env_id).close()
