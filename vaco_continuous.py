@@ -131,18 +131,28 @@ def env_action(envs: gym.vector.VectorEnv, actions: torch.Tensor) -> np.ndarray:
     return np.clip(actions.cpu().numpy().reshape(space.shape), space.low, space.high).astype(space.dtype)
 
 
-def update_mean_var_count(mean, var, count, batch):
-    """Mean and population variance of `count` earlier samples and a batch (B, ...) together (Chan et al. 1979)."""
-    batch_mean = batch.mean(0)
-    batch_var = batch.var(0, correction=0)
-    batch_count = len(batch)
-    total = count + batch_count
-    delta = batch_mean - mean
-    squares = var * count + batch_var * batch_count + delta**2 * (count * batch_count / total)
-    return mean + delta * (batch_count / total), squares / total, total
+class RunningMeanStd(nn.Module):
+    """Mean and population variance of all samples so far (Chan et al. 1979), in buffers: part of a `state_dict`."""
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def update(self, x: torch.Tensor) -> None:
+        """x: (B, *shape)"""
+        x = x.double()
+        total = self.count + len(x)
+        delta = x.mean(0) - self.mean
+        squares = self.var * self.count + x.var(0, correction=0) * len(x) + delta**2 * self.count * len(x) / total
+        self.mean.copy_(self.mean + delta * len(x) / total)
+        self.var.copy_(squares / total)
+        self.count.copy_(total)
 
 
-class NormalizeReward:
+class NormalizeReward(nn.Module):
     """Divides rewards by the standard deviation of the running discounted return, and clips them to +-10.
 
     As gymnasium's wrapper of this name, but the return restarts at every episode's end, by time limit too, and the
@@ -150,24 +160,22 @@ class NormalizeReward:
     """
 
     def __init__(self, num_envs: int, gamma: float):
+        super().__init__()
         self.gamma = gamma
-        self.returns = torch.zeros(num_envs, dtype=torch.float64)
-        self.mean = torch.tensor(0.0)
-        self.var = torch.tensor(1.0)
-        self.count = 0
+        self.rms = RunningMeanStd()
+        self.register_buffer("returns", torch.zeros(num_envs, dtype=torch.float64))
 
     def update(self, rewards: torch.Tensor, done: torch.Tensor) -> None:
         """rewards, done: (T, N)"""
         discounted = []
-        for reward, end in zip(rewards.cpu(), done.cpu(), strict=True):
+        for reward, end in zip(rewards, done, strict=True):
             self.returns = self.returns * self.gamma + reward
             discounted.append(self.returns)
             self.returns = torch.where(end, 0.0, self.returns)
-        samples = torch.cat(discounted)
-        self.mean, self.var, self.count = update_mean_var_count(self.mean, self.var, self.count, samples)
+        self.rms.update(torch.cat(discounted))
 
-    def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
-        return (rewards / math.sqrt(self.var + 1e-8)).clamp(-10, 10)
+    def forward(self, rewards: torch.Tensor) -> torch.Tensor:
+        return (rewards / (self.rms.var + 1e-8).sqrt()).clamp(-10, 10)
 
 
 # -------------------------------------------------------------------------------------------------------- networks
@@ -194,31 +202,22 @@ class Agent(nn.Module):
         self.actor = mlp(obs_dim, act_dim, out_std=0.01)
         self.critic = mlp(obs_dim, 1, out_std=1.0)
         self.log_std = nn.Parameter(torch.zeros(act_dim))
-        self.register_buffer("obs_mean", torch.zeros(obs_dim))
-        self.register_buffer("obs_var", torch.ones(obs_dim))
-        self.register_buffer("obs_count", torch.zeros((), dtype=torch.int64))
+        self.obs_rms = RunningMeanStd(obs_dim)
 
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, obs_dim) -> (B, A), (B,)"""
-        return self.action_mean(obs), self.value(obs)
+    def normalize(self, obs: torch.Tensor) -> torch.Tensor:
+        return normalize(obs, self.obs_rms.mean, self.obs_rms.var)
+
+    def forward(self, normalized_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Action means and values of observations that are normalised: (B, obs_dim) -> (B, A), (B,)"""
+        return self.actor(normalized_obs), self.critic(normalized_obs).squeeze(-1)
 
     def action_mean(self, obs: torch.Tensor) -> torch.Tensor:
         """(B, obs_dim) -> (B, A)"""
-        return self.actor(normalize(obs, self.obs_mean, self.obs_var))
+        return self.actor(self.normalize(obs))
 
     def value(self, obs: torch.Tensor) -> torch.Tensor:
         """(B, obs_dim) -> (B,)"""
-        return self.critic(normalize(obs, self.obs_mean, self.obs_var)).squeeze(-1)
-
-    @torch.no_grad()
-    def update_obs_stats(self, obs: torch.Tensor) -> None:
-        """obs: (B, obs_dim)"""
-        mean, var, count = update_mean_var_count(
-            self.obs_mean.double(), self.obs_var.double(), self.obs_count, obs.double()
-        )
-        self.obs_mean.copy_(mean)
-        self.obs_var.copy_(var)
-        self.obs_count.copy_(count)
+        return self.critic(self.normalize(obs)).squeeze(-1)
 
 
 def gaussian_logprob(actions: torch.Tensor, mean: torch.Tensor, log_std: torch.Tensor) -> torch.Tensor:
@@ -255,7 +254,7 @@ class PolicyLag:
 
 def stacked_action_mean(policies: dict[str, torch.Tensor], obs: torch.Tensor) -> torch.Tensor:
     """`Agent.action_mean` of N policies in one batch, each on its own observation: (N, obs_dim) -> (N, A)"""
-    x = normalize(obs, policies["obs_mean"], policies["obs_var"]).unsqueeze(1)  # (N, 1, obs_dim)
+    x = normalize(obs, policies["obs_rms.mean"], policies["obs_rms.var"]).unsqueeze(1)  # (N, 1, obs_dim)
     for i in (0, 2, 4):
         weight = policies[f"actor.{i}.weight"].transpose(1, 2)  # (N, in, out)
         bias = policies[f"actor.{i}.bias"].unsqueeze(1)  # (N, 1, out)
@@ -388,12 +387,12 @@ def gradient_step(agent: Agent, opt_state: dict, mb: dict[str, torch.Tensor], ar
     """One step of Adam (arXiv 1412.6980, algorithm 1) on a minibatch of M points, as a pure function.
 
     Returns (opt_state, losses), losses of scalar tensors, so that nothing waits for the device. `agent` gives the
-    structure and the observation statistics; its parameters are those of `opt_state`.
+    structure; its parameters are those of `opt_state`.
     """
     theta = opt_state["params"].detach().requires_grad_()
     pieces = theta.split([p.numel() for p in agent.parameters()])
     params = {name: x.view_as(p) for (name, p), x in zip(agent.named_parameters(), pieces, strict=True)}
-    mean, newvalues = torch.func.functional_call(agent, params, mb["obs"])  # (M, A), (M,)
+    mean, newvalues = torch.func.functional_call(agent, params, mb["normalized_obs"])  # (M, A), (M,)
     newlogprobs = gaussian_logprob(mb["actions"], mean, params["log_std"])  # (M,)
     advantages = mb["advantages"]
     if args.norm_adv:
@@ -442,7 +441,7 @@ def update(agent: Agent, opt_state: dict, batch: dict, args: Args, rng: np.rando
     epochs = [rng.permutation(args.batch_size) for _ in range(args.update_epochs)]  # all, also if target_kl ends early
     for b_inds in epochs:
         shuffled = {}
-        for name in ("obs", "actions", "logprobs", "learner_logprobs", "advantages", "returns"):
+        for name in ("normalized_obs", "actions", "logprobs", "learner_logprobs", "advantages", "returns"):
             shuffled[name] = batch[name][b_inds].split(args.minibatch_size)
         minibatches = [{name: x[i] for name, x in shuffled.items()} for i in range(args.num_minibatches)]
         for i in range(0, args.num_minibatches, steps_per_call):
@@ -512,7 +511,7 @@ def train(args: Args, run_dir: Path, saved: dict | None = None) -> Agent:
     opt_state = init_adam(agent)
     policy_lag = PolicyLag(args.lag, lag_rng, args.lag_mode)
     policy_lag.push(agent)
-    normalize_reward = NormalizeReward(args.num_envs, args.gamma)
+    normalize_reward = NormalizeReward(args.num_envs, args.gamma).to(device)
     # a list: an int s would give the environments s, s + 1, ..., so that neighbouring seeds share most of them
     obs, _ = envs.reset(seed=streams[0].generate_state(args.num_envs).tolist())
     state = {"obs": obs, "global_step": 0, "iteration": 0, "seconds": 0.0}
@@ -536,7 +535,8 @@ def train(args: Args, run_dir: Path, saved: dict | None = None) -> Agent:
 
         # what the learner, pi_T, makes of the batch
         with torch.no_grad():
-            mean, values = agent(batch["obs"])  # (T, N, A), (T, N)
+            batch["normalized_obs"] = agent.normalize(batch["obs"])
+            mean, values = agent(batch["normalized_obs"])  # (T, N, A), (T, N)
             next_values = agent.value(batch["next_obs"])
         batch["learner_logprobs"] = gaussian_logprob(batch["actions"], mean, agent.log_std.detach())
         for name, x in batch.items():
@@ -554,7 +554,7 @@ def train(args: Args, run_dir: Path, saved: dict | None = None) -> Agent:
         opt_state, losses = update(agent, opt_state, batch, args, minibatch_rng, steps_fn)
 
         # statistics change only now, so that pi_T is one policy from the rollout to the end of its update
-        agent.update_obs_stats(batch["obs"])
+        agent.obs_rms.update(batch["obs"])
         for name, x in agent.state_dict().items():
             require_finite(name, x)
         if iteration > 1:
@@ -676,7 +676,7 @@ def checkpoint(agent, opt_state: dict, policy_lag, normalize_reward, rngs: list,
         "agent": agent.state_dict(),
         "opt_state": opt_state,
         "snapshots": list(policy_lag.snapshots),
-        "normalize_reward": vars(normalize_reward),
+        "normalize_reward": normalize_reward.state_dict(),
         "rngs": [rng.bit_generator.state for rng in rngs],
         "state": state | {"obs": torch.as_tensor(state["obs"])},
         "starts": [env.start for env in envs.envs],
@@ -691,7 +691,7 @@ def restore(saved: dict, agent, policy_lag, normalize_reward, rngs: list, state:
     policy_lag.snapshots.clear()
     for snapshot in saved["snapshots"]:
         policy_lag.snapshots.append({name: x.to(device) for name, x in snapshot.items()})
-    vars(normalize_reward).update(saved["normalize_reward"])
+    normalize_reward.load_state_dict(saved["normalize_reward"])
     for rng, rng_state in zip(rngs, saved["rngs"], strict=True):
         rng.bit_generator.state = rng_state
     state.update(saved["state"] | {"obs": saved["state"]["obs"].numpy()})
