@@ -1,19 +1,16 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = [
-#   "torch==2.13.0", "numpy==2.4.6", "gymnasium[mujoco]==1.4.0", "mujoco==4.0.0", "tyro==1.0.17", "tensorboard==2.21.0",
-# ]
+# dependencies = ["torch==2.13.0", "numpy==2.4.6", "gymnasium[mujoco]==1.4.0", "mujoco==4.0.0", "tyro==1.0.17",
+#                 "tensorboard==2.21.0"]
 # ///
 """VACO (arXiv 2603.01365) for continuous control under policy lag, in one file. Base script: ppo_continuous.py.
 
-Begin with `train`, near the end: a run is rollout, advantages, update, again and again. What differs from PPO:
-
+Begin with `train`: a run is rollout, advantages, update, again and again. What differs from PPO:
 1. Align, against backward lag: `vtrace`, in place of `gae`, estimates advantages and value targets for pi_T, the
    learner as the update starts, from actions of mu.
 2. Filter, against forward lag: `tv_filter` estimates, in every minibatch, the total variation between pi_theta and
    pi_T; where it exceeds delta/2 it drops the points whose gradient would increase it. There is no clip.
 3. The surrogate weights every point that is kept by the plain ratio pi_theta/mu.
-
 What is known of the paper leaves some choices open; a comment marks those made here.
 
 Three policies: mu acts (an old snapshot), pi_T is the learner when an update starts, pi_theta is being updated.
@@ -21,16 +18,16 @@ T steps of N environments are a batch of B = T N points; a minibatch has M of th
 """
 
 import csv
-import itertools
 import json
 import math
 import os
-import re
+import random
+import shutil
 import sys
+import sysconfig
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -44,46 +41,47 @@ from torch import nn
 
 @dataclass
 class Args:
-    env_id: str = "HalfCheetah-v5"  # gymnasium id of an environment with a Box action space, or module:EnvId
+    env_id: str = "HalfCheetah-v5"  # gymnasium id of an environment with Box actions, or module:EnvId
     seed: int = 1  # seed of every random stream
-    total_timesteps: int = 1_000_000  # environment steps in all, rounded down to whole batches
-    num_envs: int = 16  # N, environments stepped side by side
-    num_steps: int = 128  # T, steps of each environment per update
-    num_minibatches: int = 32  # minibatches per epoch, of M = T N / num_minibatches points; more is more forward lag
+    total_timesteps: float = 1e6  # environment steps, rounded down to whole batches
+    num_envs: int = 16  # N, environments side by side
+    num_steps: int = 128  # T, steps of each per update
+    num_minibatches: int = 32  # minibatches of each epoch, of M points; more is more forward lag
     update_epochs: int = 10  # passes over each batch; more is more forward lag
     learning_rate: float = 3e-4  # step size of Adam at the start
     anneal_lr: bool = True  # lower the learning rate linearly to 0
     gamma: float = 0.99  # discount per step
     gae_lambda: float = 0.95  # lambda, decay of the advantage trace per step
-    norm_adv: bool = True  # normalise advantages to mean 0 and std 1 in each minibatch
-    ent_coef: float = 0.0  # weight of the entropy bonus (the maximum-entropy term), per nat
+    norm_adv: bool = True  # normalise advantages in each minibatch
+    ent_coef: float = 0.0  # weight of the entropy bonus, the maximum-entropy term
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
-    target_kl: float | None = None  # end the update after an epoch whose mean KL of pi_theta and pi_T exceeds this
+    target_kl: float | None = None  # end an update after an epoch of a larger mean KL(pi_T, pi_theta)
     lag: int = 0  # L, largest age in updates of the policy that acts; 0 is synchronous
-    lag_mode: Literal["uniform", "fixed"] = "uniform"  # each environment's age, per rollout: drawn from 0..L, or L
+    lag_mode: Literal["uniform", "fixed"] = "uniform"  # age of each rollout's policy: 0..L at random, or L
     delta: float = 0.2  # the filter acts where the total variation of pi_theta and pi_T exceeds delta/2
     rho_bar: float = 1.0  # largest weight pi_T/mu of a temporal difference in the V-trace targets
     c_bar: float = 1.0  # largest weight pi_T/mu of what follows in the V-trace targets
     realign: bool = True  # estimate advantages for pi_T; --no-realign: for mu, by GAE
     tv_filter: bool = True  # drop points by total variation; --no-tv-filter: keep all
-    eval_episodes: int = 10  # episodes per evaluation of the current policy (sampled actions); 0: no evaluation
+    eval_episodes: int = 10  # episodes per evaluation of the current policy; 0: no evaluation
     num_evals: int = 10  # evaluations, evenly spaced over the run
     device: str = "cpu"  # torch device of the networks: cpu, cuda or cuda:1
-    compile: bool = False  # several times faster after half a minute; needs a C++ compiler and Python's headers
-    track: bool = False  # log to Weights & Biases as well (pip install wandb)
+    compile: bool = False  # compile gradient steps; with neither flag: where 50,000 repay it
+    track: bool = False  # log to Weights & Biases too (pip install wandb)
     run_dir: Path | None = None  # folder of the run; None: runs/{env_id}__{script}__lag{lag}__{seed}__{time}
     checkpoint_every: int = 50  # updates from one checkpoint to the next
-    resume: Path | None = None  # folder of a run to go on with from its last checkpoint; takes no other flag
+    resume: Path | None = None  # folder of a run to go on with; takes no other flag
 
     def __post_init__(self):
         check(self)
+        self.run_dir = self.run_dir and Path(self.run_dir).expanduser()
         self.batch_size = self.num_envs * self.num_steps
         self.minibatch_size = self.batch_size // self.num_minibatches
-        self.num_iterations = self.total_timesteps // self.batch_size
+        self.num_iterations = int(self.total_timesteps) // self.batch_size
 
 
-# ---------------------------------------------------------------------------------------------------- environments
+# -------------------------------------------------------------------------------------------- environments and networks
 
 
 def make_env(env_id: str) -> gym.Env:
@@ -97,26 +95,27 @@ def make_env(env_id: str) -> gym.Env:
 
 
 class RecordEpisode(gym.Wrapper):
-    """Sums up rewards to the episode's return. Of the environment's infos, which may be anything, nothing passes.
-
-    It also remembers how the episode began and what was done in it: `restore` plays it again, so that a resumed run
-    goes on within the episode. (Copying back MuJoCo's state is not exact.)
-    """
+    """What the rest relies on, whatever the environment: observations are copies, a reward is a float, infos hold an
+    episode's return and length as it ends, and nothing else. Every episode has a seed of its own: with it and the
+    actions `restore` plays the episode again. (Copying back MuJoCo's state is not exact.)"""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
-        rng = self.np_random.bit_generator.state if seed is None else None
-        self.start = {"seed": seed, "rng": rng}
-        self.actions = []
-        self.episodic_return = 0.0
-        obs, _ = self.env.reset(seed=seed, options=options)
-        return obs, {}
+        self.seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0]) if seed is None else seed
+        self.actions, self.episodic_return = [], 0.0
+        for space in (self.unwrapped.action_space, self.unwrapped.observation_space):
+            space.seed(self.seed)
+        obs, _ = self.env.reset(seed=self.seed, options=options)
+        return np.array(obs), {}
 
     def step(self, action):
         self.actions.append(action.tolist())
         obs, reward, terminated, truncated, _ = self.env.step(action)
+        if np.size(reward) != 1:
+            raise ValueError(f"{self.spec.id}: a reward of shape {np.shape(reward)} is not one number")
+        reward = float(np.asarray(reward).item())
         self.episodic_return += reward
         info = {"return": self.episodic_return, "length": len(self.actions)} if terminated or truncated else {}
-        return obs, reward, terminated, truncated, info
+        return np.array(obs), reward, bool(terminated), bool(truncated), info
 
 
 def make_envs(env_id: str, num_envs: int) -> gym.vector.VectorEnv:
@@ -141,8 +140,7 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
-    def update(self, x: torch.Tensor) -> None:
-        """x: (B, *shape)"""
+    def update(self, x: torch.Tensor) -> None:  # (B, *shape)
         x = x.double()
         total = self.count + len(x)
         delta = x.mean(0) - self.mean
@@ -153,11 +151,8 @@ class RunningMeanStd(nn.Module):
 
 
 class NormalizeReward(nn.Module):
-    """Divides rewards by the standard deviation of the running discounted return, and clips them to +-10.
-
-    As gymnasium's wrapper of this name, but the return restarts at every episode's end, by time limit too, and the
-    statistics change only when `update` is called.
-    """
+    """Divides rewards by the standard deviation of the running discounted return, and clips them to +-10. As in
+    gymnasium, but the return restarts at every episode's end and the statistics change only by `update`."""
 
     def __init__(self, num_envs: int, gamma: float):
         super().__init__()
@@ -165,8 +160,7 @@ class NormalizeReward(nn.Module):
         self.rms = RunningMeanStd()
         self.register_buffer("returns", torch.zeros(num_envs, dtype=torch.float64))
 
-    def update(self, rewards: torch.Tensor, done: torch.Tensor) -> None:
-        """rewards, done: (T, N)"""
+    def update(self, rewards: torch.Tensor, done: torch.Tensor) -> None:  # both (T, N)
         discounted = []
         for reward, end in zip(rewards, done, strict=True):
             self.returns = self.returns * self.gamma + reward
@@ -176,9 +170,6 @@ class NormalizeReward(nn.Module):
 
     def forward(self, rewards: torch.Tensor) -> torch.Tensor:
         return (rewards / (self.rms.var + 1e-8).sqrt()).clamp(-10, 10)
-
-
-# -------------------------------------------------------------------------------------------------------- networks
 
 
 def mlp(in_dim: int, out_dim: int, out_std: float) -> nn.Sequential:
@@ -199,25 +190,19 @@ class Agent(nn.Module):
 
     def __init__(self, obs_dim: int, act_dim: int):
         super().__init__()
-        self.actor = mlp(obs_dim, act_dim, out_std=0.01)
-        self.critic = mlp(obs_dim, 1, out_std=1.0)
+        self.actor, self.critic = mlp(obs_dim, act_dim, out_std=0.01), mlp(obs_dim, 1, out_std=1.0)
         self.log_std = nn.Parameter(torch.zeros(act_dim))
         self.obs_rms = RunningMeanStd(obs_dim)
 
-    def normalize(self, obs: torch.Tensor) -> torch.Tensor:
-        return normalize(obs, self.obs_rms.mean, self.obs_rms.var)
-
-    def forward(self, normalized_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, norm_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Action means and values of observations that are normalised: (B, obs_dim) -> (B, A), (B,)"""
-        return self.actor(normalized_obs), self.critic(normalized_obs).squeeze(-1)
+        return self.actor(norm_obs), self.critic(norm_obs).squeeze(-1)
 
-    def action_mean(self, obs: torch.Tensor) -> torch.Tensor:
-        """(B, obs_dim) -> (B, A)"""
-        return self.actor(self.normalize(obs))
+    def action_mean(self, obs: torch.Tensor) -> torch.Tensor:  # (B, obs_dim) -> (B, A)
+        return self.actor(normalize(obs, self.obs_rms.mean, self.obs_rms.var))
 
-    def value(self, obs: torch.Tensor) -> torch.Tensor:
-        """(B, obs_dim) -> (B,)"""
-        return self.critic(self.normalize(obs)).squeeze(-1)
+    def value(self, obs: torch.Tensor) -> torch.Tensor:  # (B, obs_dim) -> (B,)
+        return self.critic(normalize(obs, self.obs_rms.mean, self.obs_rms.var)).squeeze(-1)
 
 
 def gaussian_logprob(actions: torch.Tensor, mean: torch.Tensor, log_std: torch.Tensor) -> torch.Tensor:
@@ -229,15 +214,12 @@ def gaussian_logprob(actions: torch.Tensor, mean: torch.Tensor, log_std: torch.T
 
 
 class PolicyLag:
-    """Keeps the learner's last `lag` + 1 snapshots and gives each environment one of them, its behaviour policy mu.
-
-    A snapshot carries its own observation statistics, as a remote actor's copy would.
-    """
+    """Keeps the learner's last `lag` + 1 snapshots and gives each environment one of them, its behaviour policy mu. A
+    snapshot carries its own observation statistics, as a remote actor's copy would."""
 
     def __init__(self, lag: int, rng: np.random.Generator, mode: str = "uniform"):
         self.snapshots = deque(maxlen=lag + 1)  # oldest first
-        self.rng = rng
-        self.mode = mode
+        self.rng, self.mode = rng, mode
 
     def push(self, agent: nn.Module) -> None:
         self.snapshots.append({name: x.detach().clone() for name, x in agent.state_dict().items()})
@@ -252,7 +234,7 @@ class PolicyLag:
         return {name: torch.stack([snapshot[name] for snapshot in drawn]) for name in drawn[0]}, ages
 
 
-def stacked_action_mean(policies: dict[str, torch.Tensor], obs: torch.Tensor) -> torch.Tensor:
+def stacked_action_mean(policies: dict, obs: torch.Tensor) -> torch.Tensor:
     """`Agent.action_mean` of N policies in one batch, each on its own observation: (N, obs_dim) -> (N, A)"""
     x = normalize(obs, policies["obs_rms.mean"], policies["obs_rms.var"]).unsqueeze(1)  # (N, 1, obs_dim)
     for i in (0, 2, 4):
@@ -281,10 +263,8 @@ def vtrace(rewards, values, next_values, terminated, done, log_rhos, gamma, gae_
     assert rewards.shape == values.shape == next_values.shape == terminated.shape == done.shape == log_rhos.shape
     deltas = rewards + gamma * torch.where(terminated.bool(), 0.0, next_values) - values
     decay = gamma * gae_lambda * (~done.bool()).to(rewards)
-    rhos = log_rhos.exp().clamp(max=rho_bar)
-    cs = log_rhos.exp().clamp(max=c_bar)
-    advantages = torch.zeros_like(rewards)  # A
-    corrections = torch.zeros_like(rewards)  # x
+    rhos, cs = log_rhos.exp().clamp(max=rho_bar), log_rhos.exp().clamp(max=c_bar)
+    advantages, corrections = torch.zeros_like(rewards), torch.zeros_like(rewards)  # A, x
     next_correction = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
         # a choice the paper leaves open: no rho_t in front of A_t, since the surrogate carries the ratio
@@ -310,20 +290,15 @@ def tv_filter(newlogprobs, learner_logprobs, behaviour_logprobs, advantages, del
 
 
 def policy_loss(newlogprobs, learner_logprobs, behaviour_logprobs, advantages, args):
-    """VACO's filtered surrogate, - mean keep (pi_theta/mu) A over the whole minibatch (arXiv 2603.01365).
-
-    All (M,); log-probabilities under pi_theta, pi_T and mu. Returns (loss, metrics), metrics of scalar tensors.
-    """
+    """VACO's filtered surrogate, - mean keep (pi_theta/mu) A over the whole minibatch (arXiv 2603.01365). All (M,);
+    log-probabilities under pi_theta, pi_T and mu. Returns (loss, metrics), metrics of scalar tensors."""
     delta = args.delta if args.tv_filter else math.inf
     keep, tv = tv_filter(newlogprobs, learner_logprobs, behaviour_logprobs, advantages, delta)
     # where, on the input too: 0 times a ratio that overflows would be NaN, in the loss or in its gradient
     ratio = torch.where(keep, newlogprobs - behaviour_logprobs, 0.0).exp()
     loss = -torch.where(keep, ratio * advantages, 0.0).mean()
-    return loss, {
-        "lag/tv_forward_mean": tv,
-        "lag/filtered_fraction": 1 - keep.float().mean(),
-        "lag/filter_triggered": (tv > delta / 2).float(),
-    }
+    filtered, triggered = 1 - keep.float().mean(), (tv > delta / 2).float()
+    return loss, {"lag/tv_forward_mean": tv, "lag/filtered_fraction": filtered, "lag/filter_triggered": triggered}
 
 
 def backward_lag(learner_logprobs: torch.Tensor, behaviour_logprobs: torch.Tensor):
@@ -334,25 +309,20 @@ def backward_lag(learner_logprobs: torch.Tensor, behaviour_logprobs: torch.Tenso
     return 0.5 * (log_w.exp() - 1).abs().mean(), log_ess.exp()
 
 
-# ------------------------------------------------------------------------------------- rollout, update, evaluation
+# ----------------------------------------------------------------------------------- rollout, update, evaluation, train
 
 
 @torch.no_grad()
-def rollout(envs, state: dict, policies: dict[str, torch.Tensor], noise: torch.Tensor) -> tuple[dict, list]:
-    """Steps N environments T times, each with its own policy. noise: (T, N, A) standard normal.
-
-    `state` goes on from one rollout to the next: obs (N, obs_dim) and global_step. Returns (batch, episodes). batch
-    holds float32 tensors (T, N, ...): raw obs and next_obs, unclipped actions, behaviour logprobs, raw rewards; and
-    bool terminated and done. episodes lists the (global_step, return, length) of those that ended.
-    """
+def rollout(envs, state: dict, policies: dict, noise: torch.Tensor) -> tuple[dict, list]:
+    """Steps N environments T times, each with its own policy. noise: (T, N, A) standard normal. `state` goes on
+    from one rollout to the next: obs (N, obs_dim) and global_step. Returns (batch, episodes). batch holds tensors
+    (T, N, ...): raw obs and next_obs, unclipped actions, behaviour logprobs, raw rewards; bool terminated and done.
+    episodes lists the (global_step, return, length) of those that ended."""
     T, N, _ = noise.shape
-    obs = np.zeros((T, N, *envs.single_observation_space.shape), np.float32)
-    next_obs = np.zeros_like(obs)
+    obs, next_obs = np.zeros((2, T, *envs.observation_space.shape), np.float32)
     rewards = np.zeros((T, N), np.float32)
-    terminated = np.zeros((T, N), bool)
-    done = np.zeros((T, N), bool)
-    means = []
-    episodes = []
+    terminated, done = np.zeros((2, T, N), bool)
+    means, episodes = [], []
     offsets = policies["log_std"].exp() * noise
     for t in range(T):
         obs[t] = state["obs"]
@@ -363,7 +333,7 @@ def rollout(envs, state: dict, policies: dict[str, torch.Tensor], noise: torch.T
         done[t] = terminated[t] | truncated
         next_obs[t] = state["obs"]
         for i in np.flatnonzero(done[t]):
-            next_obs[t, i] = infos["final_obs"][i]  # state["obs"][i] is already the next episode's first
+            next_obs[t, i] = infos["final_obs"][i]  # obs[i] is the next episode's first already
             ended = infos["final_info"]
             episodes.append((state["global_step"], float(ended["return"][i]), int(ended["length"][i])))
     arrays = {"obs": obs, "next_obs": next_obs, "rewards": rewards, "terminated": terminated, "done": done}
@@ -374,7 +344,7 @@ def rollout(envs, state: dict, policies: dict[str, torch.Tensor], noise: torch.T
     return batch, episodes
 
 
-def init_adam(agent: Agent) -> dict[str, torch.Tensor]:
+def init_adam(agent: Agent) -> dict:
     """All parameters as one vector (P,), in the agent's order, with the two moments of their gradient (P,). Not
     torch.optim.Adam: that does not become one graph with the rest of the step, which --compile gains its speed from."""
     params = nn.utils.parameters_to_vector(agent.parameters()).detach()
@@ -383,16 +353,14 @@ def init_adam(agent: Agent) -> dict[str, torch.Tensor]:
     return {"params": params, **moments, "step": zero, "lr": zero}
 
 
-def gradient_step(agent: Agent, opt_state: dict, mb: dict[str, torch.Tensor], args: Args) -> tuple[dict, dict]:
-    """One step of Adam (arXiv 1412.6980, algorithm 1) on a minibatch of M points, as a pure function.
-
-    Returns (opt_state, losses), losses of scalar tensors, so that nothing waits for the device. `agent` gives the
-    structure; its parameters are those of `opt_state`.
-    """
+def gradient_step(agent: Agent, opt_state: dict, mb: dict, args: Args) -> tuple[dict, dict]:
+    """One step of Adam (arXiv 1412.6980, algorithm 1) on a minibatch of M points, as a pure function: `agent` gives the
+    structure, `opt_state` the parameters. Returns (opt_state, losses), losses of scalar tensors: nothing waits for the
+    device."""
     theta = opt_state["params"].detach().requires_grad_()
     pieces = theta.split([p.numel() for p in agent.parameters()])
     params = {name: x.view_as(p) for (name, p), x in zip(agent.named_parameters(), pieces, strict=True)}
-    mean, newvalues = torch.func.functional_call(agent, params, mb["normalized_obs"])  # (M, A), (M,)
+    mean, newvalues = torch.func.functional_call(agent, params, mb["norm_obs"])  # (M, A), (M,)
     newlogprobs = gaussian_logprob(mb["actions"], mean, params["log_std"])  # (M,)
     advantages = mb["advantages"]
     if args.norm_adv:
@@ -401,7 +369,6 @@ def gradient_step(agent: Agent, opt_state: dict, mb: dict[str, torch.Tensor], ar
     value_loss = 0.5 * ((newvalues - mb["returns"]) ** 2).mean()
     entropy = (params["log_std"] + 0.5 * math.log(2 * math.pi * math.e)).sum()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * value_loss
-
     (grad,) = torch.autograd.grad(loss, theta)
     grad_norm = grad.norm()
     grad = grad * (args.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1)
@@ -410,15 +377,12 @@ def gradient_step(agent: Agent, opt_state: dict, mb: dict[str, torch.Tensor], ar
     exp_avg_sq = 0.999 * opt_state["exp_avg_sq"] + 0.001 * grad**2
     denominator = (exp_avg_sq / (1 - 0.999**step)).sqrt() + 1e-5
     new_params = opt_state["params"] - opt_state["lr"] * (exp_avg / (1 - 0.9**step)) / denominator
-    new_state = {"params": new_params, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "step": step}
+    opt_state = opt_state | {"params": new_params, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "step": step}
 
     log_ratio = newlogprobs - mb["learner_logprobs"]
-    losses["losses/policy_loss"] = pg_loss
-    losses["losses/value_loss"] = value_loss
-    losses["losses/entropy"] = entropy
-    losses["losses/approx_kl_mean"] = (log_ratio.exp() - 1 - log_ratio).mean()
-    losses["losses/grad_norm"] = grad_norm
-    return opt_state | new_state, {name: x.detach() for name, x in losses.items()}
+    losses |= {"losses/policy_loss": pg_loss, "losses/value_loss": value_loss, "losses/entropy": entropy}
+    losses |= {"losses/approx_kl_mean": (log_ratio.exp() - 1 - log_ratio).mean(), "losses/grad_norm": grad_norm}
+    return opt_state, {name: x.detach() for name, x in losses.items()}
 
 
 def gradient_steps(agent: Agent, opt_state: dict, minibatches: list[dict], args: Args) -> tuple[dict, list[dict]]:
@@ -431,17 +395,14 @@ def gradient_steps(agent: Agent, opt_state: dict, minibatches: list[dict], args:
 
 
 def update(agent: Agent, opt_state: dict, batch: dict, args: Args, rng: np.random.Generator, steps_fn=gradient_steps):
-    """Epochs x minibatches of gradient steps on a flat batch (B, ...), by `gradient_steps` or its compiled form.
-
-    Gives the agent its new parameters. Returns (opt_state, losses), losses {name: (gradient steps,)}. Raises
-    FloatingPointError where a loss or gradient is not finite (looked at once per update).
-    """
-    all_losses = []
-    steps_per_call = math.gcd(args.num_minibatches, 4)
-    epochs = [rng.permutation(args.batch_size) for _ in range(args.update_epochs)]  # all, also if target_kl ends early
+    """Epochs x minibatches of gradient steps on a flat batch (B, ...), by `gradient_steps` or its compiled form. Gives
+    the agent its new parameters. Returns (opt_state, losses), losses {name: (gradient steps,)}. Raises
+    FloatingPointError where a loss or gradient is not finite (looked at once per update)."""
+    all_losses, steps_per_call = [], math.gcd(args.num_minibatches, 4)
+    epochs = [rng.permutation(args.batch_size) for _ in range(args.update_epochs)]  # even if target_kl ends early
     for b_inds in epochs:
         shuffled = {}
-        for name in ("normalized_obs", "actions", "logprobs", "learner_logprobs", "advantages", "returns"):
+        for name in ("norm_obs", "actions", "logprobs", "learner_logprobs", "advantages", "returns"):
             shuffled[name] = batch[name][b_inds].split(args.minibatch_size)
         minibatches = [{name: x[i] for name, x in shuffled.items()} for i in range(args.num_minibatches)]
         for i in range(0, args.num_minibatches, steps_per_call):
@@ -452,8 +413,8 @@ def update(agent: Agent, opt_state: dict, batch: dict, args: Args, rng: np.rando
             break
     nn.utils.vector_to_parameters(opt_state["params"], agent.parameters())
     losses = {name: torch.stack([step[name] for step in all_losses]).cpu() for name in all_losses[0]}
-    for name in ("losses/policy_loss", "losses/value_loss", "losses/entropy", "losses/grad_norm"):
-        require_finite(name, losses[name])
+    for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
+        require_finite(name, losses[f"losses/{name}"])
     return opt_state, losses
 
 
@@ -467,14 +428,11 @@ def evaluate(agent: Agent, env_id: str, episodes: int, seed: int) -> tuple[np.nd
     """Plays episodes with the current policy, sampled actions and frozen statistics. Returns (returns, lengths), both
     (episodes,). One seed always gives the same starts and noise, and no state of the training is touched."""
     env_stream, action_stream = np.random.SeedSequence(seed).spawn(5)[4].spawn(2)  # `train` has the first four
-    rng = np.random.default_rng(action_stream)
-    device = agent.log_std.device
+    rng, device = np.random.default_rng(action_stream), agent.log_std.device
     envs = make_envs(env_id, episodes)
     obs, _ = envs.reset(seed=env_stream.generate_state(episodes).tolist())
-    returns = np.zeros(episodes)
-    lengths = np.zeros(episodes, int)
-    running = np.ones(episodes, bool)
-    while running.any():  # an environment that is done goes on, but only its first episode counts
+    returns, lengths, running = np.zeros(episodes), np.zeros(episodes, int), np.ones(episodes, bool)
+    while running.any():  # the first episode of each counts
         mean = agent.action_mean(torch.as_tensor(obs, dtype=torch.float32, device=device))
         noise = torch.as_tensor(rng.standard_normal(mean.shape, dtype=np.float32), device=device)
         obs, rewards, terminated, truncated, _ = envs.step(env_action(envs, mean + agent.log_std.exp() * noise))
@@ -482,31 +440,27 @@ def evaluate(agent: Agent, env_id: str, episodes: int, seed: int) -> tuple[np.nd
         lengths += running
         running &= ~(terminated | truncated)
         if lengths.max() >= 1_000_000:
-            raise RuntimeError(f"an evaluation episode of {env_id} does not end: it needs a time limit")
+            raise RuntimeError(f"an evaluation episode of {env_id} does not end")
     envs.close()
     return returns, lengths
 
 
-# ----------------------------------------------------------------------------------------------------------- train
-
-
 def train(args: Args, run_dir: Path, saved: dict | None = None) -> Agent:
-    """Runs a training, or goes on from a checkpoint, and returns the trained agent.
-
-    Files in run_dir: episodes.csv, evals.csv, metrics.csv, TensorBoard events, checkpoint.pt and, at the end, model.pt.
-    """
-    torch.set_num_threads(1)  # the networks are too small to gain from more, and one is reproducible
+    """Runs a training, or goes on from a checkpoint, and returns the trained agent. Files in run_dir: episodes.csv,
+    evals.csv, metrics.csv, TensorBoard events, checkpoint.pt and, at the end, model.pt."""
+    torch.set_num_threads(1)  # small networks gain nothing from more
     device = torch.device(args.device)
     steps_fn = gradient_steps
-    if args.compile:  # the steps of several minibatches as one graph of fused kernels, autograd.grad included
+    if args.compile:  # several steps are one graph of fused kernels, autograd.grad included
         torch._dynamo.config.trace_autograd_ops = True
         steps_fn = torch.compile(gradient_steps, fullgraph=True, dynamic=False, options={"cpp_wrapper": True})
-    streams = np.random.SeedSequence(args.seed).spawn(4)  # one per purpose: no draw shifts another's
+    streams = np.random.SeedSequence(args.seed).spawn(4)  # one for each purpose
     action_rng, lag_rng, minibatch_rng = rngs = [np.random.default_rng(stream) for stream in streams[1:]]
     envs = make_envs(args.env_id, args.num_envs)
     act_dim = math.prod(envs.single_action_space.shape)
 
-    torch.manual_seed(args.seed)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):  # an environment may use them
+        seed(args.seed)
     agent = Agent(envs.single_observation_space.shape[0], act_dim).to(device)
     opt_state = init_adam(agent)
     policy_lag = PolicyLag(args.lag, lag_rng, args.lag_mode)
@@ -521,22 +475,17 @@ def train(args: Args, run_dir: Path, saved: dict | None = None) -> Agent:
 
     for iteration in range(state["iteration"] + 1, args.num_iterations + 1):
         start = time.perf_counter()
-        lr = args.learning_rate
-        if args.anneal_lr:
-            lr *= 1 - (iteration - 1) / args.num_iterations
+        lr = args.learning_rate * (1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1)
         opt_state["lr"] = torch.tensor(lr, device=device)  # a tensor: a new number would be a new graph
-
-        # act, with lagged snapshots
-        policies, ages = policy_lag.draw(args.num_envs)
+        policies, ages = policy_lag.draw(args.num_envs)  # act, with lagged snapshots
         noise = action_rng.standard_normal((args.num_steps, args.num_envs, act_dim), dtype=np.float32)
         batch, episodes = rollout(envs, state, policies, torch.as_tensor(noise, device=device))
-        if iteration == 1:  # before this there are no return statistics
+        if iteration == 1:  # there are no return statistics yet
             normalize_reward.update(batch["rewards"], batch["done"])
 
-        # what the learner, pi_T, makes of the batch
-        with torch.no_grad():
-            batch["normalized_obs"] = agent.normalize(batch["obs"])
-            mean, values = agent(batch["normalized_obs"])  # (T, N, A), (T, N)
+        with torch.no_grad():  # what the learner, pi_T, makes of the batch
+            batch["norm_obs"] = normalize(batch["obs"], agent.obs_rms.mean, agent.obs_rms.var)
+            mean, values = agent(batch["norm_obs"])  # (T, N, A), (T, N)
             next_values = agent.value(batch["next_obs"])
         batch["learner_logprobs"] = gaussian_logprob(batch["actions"], mean, agent.log_std.detach())
         for name, x in batch.items():
@@ -550,27 +499,25 @@ def train(args: Args, run_dir: Path, saved: dict | None = None) -> Agent:
         batch["advantages"], batch["returns"] = vtrace(
             rewards, values, next_values, terminated, done, log_rhos, gamma, gae_lambda, args.rho_bar, args.c_bar
         )
-        batch = {name: x.flatten(0, 1) for name, x in batch.items()}  # (B, ...)
-        opt_state, losses = update(agent, opt_state, batch, args, minibatch_rng, steps_fn)
+        flat = {name: x.flatten(0, 1) for name, x in batch.items()}  # (B, ...)
+        opt_state, losses = update(agent, opt_state, flat, args, minibatch_rng, steps_fn)
 
         # statistics change only now, so that pi_T is one policy from the rollout to the end of its update
-        agent.obs_rms.update(batch["obs"])
-        for name, x in agent.state_dict().items():
-            require_finite(name, x)
+        agent.obs_rms.update(flat["obs"])
+        require_finite("parameters", opt_state["params"])
         if iteration > 1:
-            normalize_reward.update(batch["rewards"].view(noise.shape[:2]), batch["done"].view(noise.shape[:2]))
+            normalize_reward.update(batch["rewards"], batch["done"])
         policy_lag.push(agent)
         state["iteration"] = iteration
         state["seconds"] += time.perf_counter() - start
 
-        step = state["global_step"]
-        sps = step / state["seconds"]
+        step, sps = state["global_step"], state["global_step"] / state["seconds"]
         row = {"global_step": step, "charts/learning_rate": lr, "charts/SPS": sps, "charts/seconds": state["seconds"]}
-        log.write("metrics", row | metrics(batch, values.flatten(), ages, losses))
+        log.write("metrics", row | metrics(flat, values.flatten(), ages, losses))
         for at, episodic_return, length in episodes:
             log.write("episodes", {"global_step": at, "episodic_return": episodic_return, "episodic_length": length})
-        left = timedelta(seconds=round(state["seconds"] / iteration * (args.num_iterations - iteration)))
-        progress = f"{step:,}/{args.num_iterations * args.batch_size:,} steps, {sps:,.0f} SPS, {left} left"
+        minutes = state["seconds"] / iteration * (args.num_iterations - iteration) / 60
+        progress = f"{step:,} of {args.total_timesteps:,.0f} steps, {sps:,.0f} SPS, {minutes:.1f} minutes left"
         if episodes:
             print(f"{progress}, return {np.mean([x for _, x, _ in episodes]):.1f}", flush=True)
         if args.eval_episodes and iteration * args.num_evals % args.num_iterations < args.num_evals:  # evenly spaced
@@ -581,7 +528,15 @@ def train(args: Args, run_dir: Path, saved: dict | None = None) -> Agent:
             print(f"{progress}, evaluation {returns.mean():.1f}", flush=True)
         if iteration % args.checkpoint_every == 0:
             log.tensorboard.flush()
-            data = checkpoint(agent, opt_state, policy_lag, normalize_reward, rngs, state, envs)
+            data = {  # all that changes, as tensors, numbers and strings: loading it runs no code
+                "agent": agent.state_dict(),
+                "opt_state": opt_state,
+                "snapshots": list(policy_lag.snapshots),
+                "normalize_reward": normalize_reward.state_dict(),
+                "rngs": [rng.bit_generator.state for rng in rngs],
+                "state": state | {"obs": state["obs"].tolist()},
+                "episodes": [(env.seed, env.actions, env.episodic_return) for env in envs.envs],
+            }
             save(data, run_dir / "checkpoint.pt")
     envs.close()
     log.tensorboard.close()
@@ -595,7 +550,8 @@ def train(args: Args, run_dir: Path, saved: dict | None = None) -> Agent:
 def check(args: Args) -> None:
     """Raises ValueError, exit code 2, with a line that says what to change. NaN lies in no range."""
     ranges = [
-        ("total_timesteps num_envs num_steps num_minibatches update_epochs checkpoint_every", 1, 1e15),
+        ("num_envs num_steps num_minibatches update_epochs checkpoint_every", 1, 1e15),
+        ("total_timesteps", args.num_envs * args.num_steps, 1e15),
         ("seed lag ent_coef vf_coef eval_episodes num_evals", 0, 1e15),
         ("gamma gae_lambda", 0, 1),
         ("learning_rate max_grad_norm target_kl delta rho_bar c_bar", 1e-30, 1e30),
@@ -606,8 +562,6 @@ def check(args: Args) -> None:
             if not (x is None or low <= x <= high):
                 raise ValueError(f"--{name.replace('_', '-')} must lie in {low:g} .. {high:g}, not {x}")
     batch_size = args.num_envs * args.num_steps
-    if args.total_timesteps < batch_size:
-        raise ValueError(f"--total-timesteps must be at least one batch: {batch_size} (num-envs x num-steps)")
     if batch_size % args.num_minibatches or batch_size < 2 * args.num_minibatches:
         raise ValueError(f"--num-minibatches must cut the batch of {batch_size} in equal parts of 2 or more")
 
@@ -623,25 +577,19 @@ class Log:
             import wandb
 
             wandb.init(project="vaco", name=run_dir.name, dir=run_dir, sync_tensorboard=True)
-        self.run_dir = run_dir
-        self.last_step = last_step
-        self.tables = {}
+        self.run_dir, self.last_step, self.tables = run_dir, last_step, {}
         self.tensorboard = SummaryWriter(run_dir, purge_step=last_step + 1)
-
-    def open(self, table: str, header: list[str]):
-        file = open(self.run_dir / f"{table}.csv", "a+", newline="", buffering=1)  # noqa: SIM115 (as long as the run)
-        file.seek(0)
-        *lines, _ = file.read().split("\n")  # what has no line break, after a full disk, is half a line
-        kept = [f"{line}\n" for line in lines if not line[0].isdigit() or int(line.split(",")[0]) <= self.last_step]
-        file.truncate(len("".join(kept)))
-        if not kept:
-            csv.writer(file).writerow(header)
-        return file
 
     def write(self, table: str, row: dict[str, float]) -> None:
         """The first item of the row is the step."""
         if table not in self.tables:
-            self.tables[table] = self.open(table, list(row))
+            file = self.tables[table] = open(self.run_dir / f"{table}.csv", "a+", newline="", buffering=1)
+            file.seek(0)
+            *lines, _ = file.read().split("\n")  # after a full disk the last may be half a line
+            kept = [x + "\n" for x in lines if not x[:1].isdigit() or int(x.split(",")[0]) <= self.last_step]
+            file.truncate(len("".join(kept)))
+            if not kept:
+                csv.writer(file).writerow(row)
         csv.writer(self.tables[table]).writerow(row.values())
         (_, step), *items = row.items()
         for name, x in items:
@@ -655,8 +603,7 @@ def metrics(batch: dict, values: torch.Tensor, ages: np.ndarray, losses: dict) -
     row["losses/explained_variance"] = 1 - (batch["returns"] - values).var() / batch["returns"].var().clamp(min=1e-8)
     row["lag/tv_forward_max"] = losses["lag/tv_forward_mean"].max()
     row["lag/tv_forward_last"] = losses["lag/tv_forward_mean"][-1]
-    row["lag/age_mean"] = ages.mean()
-    row["lag/age_max"] = ages.max()
+    row["lag/age_mean"], row["lag/age_max"] = ages.mean(), ages.max()
     row["lag/tv_backward"], row["lag/ess"] = backward_lag(batch["learner_logprobs"], batch["logprobs"])
     return {name: float(x) for name, x in row.items()}
 
@@ -670,77 +617,58 @@ def save(data: dict, path: Path) -> None:
     os.replace(partial, path)
 
 
-def checkpoint(agent, opt_state: dict, policy_lag, normalize_reward, rngs: list, state: dict, envs) -> dict:
-    """All that a training changes, as tensors, numbers and strings: loading such a file cannot run code."""
-    return {
-        "agent": agent.state_dict(),
-        "opt_state": opt_state,
-        "snapshots": list(policy_lag.snapshots),
-        "normalize_reward": normalize_reward.state_dict(),
-        "rngs": [rng.bit_generator.state for rng in rngs],
-        "state": state | {"obs": torch.as_tensor(state["obs"])},
-        "starts": [env.start for env in envs.envs],
-        "actions": [env.actions for env in envs.envs],
-    }
-
-
 def restore(saved: dict, agent, policy_lag, normalize_reward, rngs: list, state: dict, envs) -> dict:
-    """The reverse of `checkpoint`, in place. Returns opt_state."""
-    device = agent.log_std.device
+    """Puts a checkpoint back, in place: the environments by playing their episodes again. Returns opt_state."""
     agent.load_state_dict(saved["agent"])
-    policy_lag.snapshots.clear()
-    for snapshot in saved["snapshots"]:
-        policy_lag.snapshots.append({name: x.to(device) for name, x in snapshot.items()})
+    policy_lag.snapshots = deque(saved["snapshots"], maxlen=policy_lag.snapshots.maxlen)
     normalize_reward.load_state_dict(saved["normalize_reward"])
     for rng, rng_state in zip(rngs, saved["rngs"], strict=True):
         rng.bit_generator.state = rng_state
-    state.update(saved["state"] | {"obs": saved["state"]["obs"].numpy()})
-    for env, start, actions, last in zip(envs.envs, saved["starts"], saved["actions"], state["obs"], strict=True):
-        if start["seed"] is None:
-            env.np_random.bit_generator.state = start["rng"]
-        obs, _ = env.reset(seed=start["seed"])
+    exact = True
+    for i, (seed, actions, episodic_return) in enumerate(saved["episodes"]):
+        env = envs.envs[i]
+        state["obs"][i], _ = env.reset(seed=seed)
         for action in actions:
-            obs, *_ = env.step(np.array(action, env.action_space.dtype))
-        if not np.array_equal(obs, last, equal_nan=True):
-            print("an environment does not replay: from here the run is another than before", file=sys.stderr)
-    return {name: x.to(device) for name, x in saved["opt_state"].items()}
-
-
-def make_run_dir(chosen: Path | None, default: Path) -> Path:
-    """Makes a new folder. A default one that exists gets a number: runs may start in the same second."""
-    run_dir = chosen or default
-    for number in itertools.count(2):
-        try:
-            run_dir.mkdir(parents=True)
-            return run_dir
-        except FileExistsError:
-            if chosen:
-                raise
-        run_dir = Path(f"{default}-{number}")
+            state["obs"][i], *_ = env.step(np.array(action, env.action_space.dtype))
+        exact &= env.episodic_return == episodic_return
+    if not (exact and np.array_equal(state["obs"], saved["state"]["obs"], equal_nan=True)):
+        print("an environment does not replay: from here the run is another than before", file=sys.stderr)
+    state.update(saved["state"] | {"obs": state["obs"]})
+    return saved["opt_state"]
 
 
 def main() -> None:
-    args = tyro.cli(Args, description=__doc__.splitlines()[0])
     # each HalfCheetah would warn of its model's format
     mujoco.set_mju_user_warning(lambda text: "settotalmass" in text or print(f"MuJoCo: {text}", file=sys.stderr))
-    saved = None
-    try:  # here it shows whether environment, device and folder can be used
+    try:  # are flags, environment, device and folder good?
+        if {"True", "False"} & set(sys.argv):
+            raise ValueError("write --anneal-lr or --no-anneal-lr, without a value")
+        args, saved = tyro.cli(Args, description=__doc__.splitlines()[0]), None
         if args.resume:
-            run_dir = args.resume
-            if args != Args(resume=run_dir):
+            if args != Args(resume=args.resume):
                 raise ValueError("--resume takes no other flag")
+            run_dir = (args.resume.parent if args.resume.is_file() else args.resume).expanduser()
             args = Args(**json.loads((run_dir / "config.json").read_text())["args"])
-            saved = torch.load(run_dir / "checkpoint.pt", map_location="cpu", weights_only=True)
-        make_env(args.env_id).close()
+            saved = torch.load(run_dir / "checkpoint.pt", map_location=args.device, weights_only=True)
+        if make_env(args.env_id).spec.max_episode_steps is None:
+            print(f"{args.env_id} has no time limit: evaluation needs episodes that end")
         torch.zeros(1, device=args.device)
         if not saved:
-            name = f"{args.env_id}__{Path(__file__).stem}__lag{args.lag}__{args.seed}__{int(time.time())}"
-            run_dir = make_run_dir(args.run_dir, Path("runs", re.sub(r"[^\w.-]", "-", name)))
+            if not {"--compile", "--no-compile"} & set(sys.argv):
+                steps = args.num_iterations * args.update_epochs * args.num_minibatches
+                header = Path(sysconfig.get_path("include"), "Python.h")
+                args.compile = steps >= 50_000 and header.exists() and shutil.which("g++") is not None
+            env_id = args.env_id.replace("/", "-").replace(":", "-")
+            default = Path(f"runs/{env_id}__{Path(__file__).stem}__lag{args.lag}__{args.seed}__{int(time.time())}")
+            numbered = (Path(f"{default}-{i}") for i in range(2, 10_000))  # runs may start in the same second
+            run_dir = args.run_dir or next(path for path in (default, *numbered) if not path.exists())
+            run_dir.mkdir(parents=True)
             config = {"script": Path(__file__).stem, "args": asdict(args)}
             (run_dir / "config.json").write_text(json.dumps(config, indent=2, default=str))
-    except Exception as error:  # of whatever kind: gymnasium, an environment, torch and the file system have their own
+    except Exception as error:
         print(f"{Path(__file__).name}: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+    print(f"{'compiled' if args.compile else 'not compiled'} (--compile, --no-compile); files in {run_dir}")
     train(args, run_dir, saved)
     print(f"finished: {run_dir}")
 
