@@ -186,28 +186,27 @@ def draw_pairs(suite, views, path):
     return draw(path, [(x, y, *view) for view in views for x, y in suite.comparisons], paint)
 
 
-def draw_profile(suite, view, path):
-    """Share of runs above each score, a panel per lag, with pointwise intervals."""
-    _, unit, scores = view
-    known = [x for found in scores.values() for x in np.concatenate([x.ravel() for x in found.values()]) if x == x]
-    thresholds = np.linspace(*limits(known, 0.03), 107)
+def draw_profile(suite, views, path):
+    """Share of runs above each score, a panel per view and lag, with pointwise intervals."""
 
-    def profile(scores):
-        return performance_profile(scores, thresholds)
+    def paint(axis, unit, lag, view):
+        known = np.concatenate([x.ravel() for scores in view.values() for x in scores.values()])
+        thresholds = np.linspace(*limits(known[np.isfinite(known)], 0.03), 107)
 
-    def paint(axis, lag):
+        def profile(scores):
+            return performance_profile(scores, thresholds)
+
         for algorithm, look in looks(suite).items():
-            if algorithm not in scores[lag]:
+            if (scores := view[lag].get(algorithm)) is None:
                 continue
-            found = scores[lag][algorithm]
-            draw_line(axis, thresholds, profile(found), algorithm, look, drawstyle="steps-pre")
-            if counts(found).min() >= MIN_RUNS and len(suite.algorithms) <= BANDS:
-                low, high = stratified_bootstrap(found, profile, REPS, batched=True)
+            draw_line(axis, thresholds, profile(scores), algorithm, look, drawstyle="steps-pre")
+            if counts(scores).min() >= MIN_RUNS and len(suite.algorithms) <= BANDS:
+                low, high = stratified_bootstrap(scores, profile, REPS, batched=True)
                 axis.fill_between(thresholds, low, high, step="pre", color=look["color"], alpha=0.15, linewidth=0)
         words(axis, f"lag {lag}", unit, "share of runs above")
         axis.set_ylim(-0.05, 1.05)
 
-    return draw(path, [(lag,) for lag in scores], paint)
+    return draw(path, [(unit, lag, view) for _, unit, view in views for lag in view], paint)
 
 
 def draw_filter(suite, rows, path):

@@ -59,9 +59,6 @@ def write_report(out):
     return "\n\n".join([*printed, *warnings, f"written: {', '.join(f'{out}/{file}' for file in written)}"])
 
 
-# ------------------------------------------------------------------------------------------------------------ Markdown
-
-
 def literal(text):
     """A text, such as a name, of which neither Markdown nor HTML makes markup."""
     markup = r"[\\`*~|<>&]|\](?=[(\[])|(?<!\w)_|_(?!\w)|^[#\[]|^[-+](?=\s)"
@@ -93,9 +90,8 @@ def to_html(text, folder):
     body = re.sub(r'src="([\w-]+\.png)"', embed, body)
     title = html.escape(html.unescape(text.partition("\n")[0].removeprefix("# ")))
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n'
-    )
+    head = f'<!DOCTYPE html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head>'
+    return f"{head}\n<body>\n{body}\n</body></html>\n"
 
 
 def number(value, decimals, sign="-", scale=None):
@@ -130,9 +126,6 @@ def spell(numbers):
 
 def of_seeds(suite, n):
     return "" if n == len(suite.seeds) else f" ({n} of {len(suite.seeds)} seeds)"
-
-
-# -------------------------------------------------------------------------------------------------------------- tables
 
 
 def summary(suite, rows):
@@ -208,9 +201,7 @@ def per_task(suite, finals):
 
     parts = [f"### Mean {suite.score_name} of each task", means(suite, finals)]
     if suite.comparisons:
-        text = (
-            "Mean difference of the runs with the same seed, its interval, and on how many seeds the first is higher."
-        )
+        text = "Mean difference of runs with the same seed, its interval, and on how many seeds the first is higher."
         parts += [f"### Paired difference in {suite.score_name}", text, grid(suite, suite.comparisons, cell)]
     return parts
 
@@ -254,9 +245,6 @@ def seed_table(suite, rows, finals, task, lag):
     return [f"### {title}", table([["seed", *columns], *lines, last])]
 
 
-# ------------------------------------------------------------------------------------------------------------ pictures
-
-
 def draw(suite, rows, finals, scores, out):
     """Draw into the folder; returns the Markdown of score against lag, and of the other pictures."""
     if not finals:
@@ -283,21 +271,14 @@ named on the vertical axis is better."""
     profile = "Share of runs that end above each score, with 95 % bootstrap intervals; higher is better."
     forward = """Left: total variation between the policy being updated and the one the update started from, mean \
 over its gradient steps. Right: share of points that VACO's filter drops. Means over tasks and seeds."""
-    whole = overall or (views if len(views) == 1 else [])
+    whole = overall or views[: len(views) == 1]
     return show(pictures.draw_lags(suite, overall + views, out / "lag.png"), "Score against lag", lags), [
         "## Pictures",
         *show(pictures.draw_curves(suite, rows, out / "curves.png"), "Learning curves", curves),
         *show(pictures.draw_pairs(suite, overall or views, out / "pairs.png"), "Seed against seed", pairs),
-        *(
-            show(pictures.draw_profile(suite, *whole, out / "profile.png"), "Performance profile", profile)
-            if whole
-            else []
-        ),
+        *show(pictures.draw_profile(suite, whole, out / "profile.png"), "Performance profile", profile),
         *show(pictures.draw_filter(suite, rows, out / "filter.png"), "Forward lag and filter", forward),
     ]
-
-
-# ---------------------------------------------------------------------------------------------------------- provenance
 
 
 def missing(rows):
@@ -309,9 +290,9 @@ def missing(rows):
     lines = [f"- {literal(spell_key(row))}: {row['status']}" for row in lost[:LISTED]]
     lines += [f"- and {len(lost) - LISTED} more: results.csv has all"] if len(lost) > LISTED else []
     text = (
-        f"> **Incomplete: {len(lost)} of {len(rows)} runs are not finished** ({states}). Means are of the seeds that "
+        f"> **Incomplete: {len(lost)} of {len(rows)} runs are not finished** ({states}). Means say of how many seeds."
     )
-    return [text + "are, and say how many where some are not.", "\n".join(lines)]
+    return [text, "\n".join(lines)]
 
 
 def origins(rows):
@@ -350,13 +331,10 @@ def provenance(name, suite, rows, out):
     if memory := [round(row["peak_rss_mb"]) for row in rows if row["peak_rss_mb"]]:
         lines.append(f"peak memory of a run: {min(memory)} to {max(memory)} MB")
     text = (
-        "intervals: percentile bootstrap, 10,000 resamples (2,000 for the bands in pictures) of the seeds, within each "
+        "intervals: percentile bootstrap, 10,000 resamples (2,000 for the bands in pictures) of the seeds of each task"
     )
-    lines.append(text + "task; of paired differences, of the pairs")
+    lines.append(f"{text}; of paired differences, of the pairs")
     return "\n".join(f"- {line}" for line in lines)
-
-
-# --------------------------------------------------------------------------------------------------------- two folders
 
 
 def compare(before, after, fail_below=None):
@@ -399,16 +377,13 @@ def compare(before, after, fail_below=None):
     return "\n\n".join([*parts, f"{'failed' if failed else 'passed'}: {why}"]), int(failed)
 
 
-# ---------------------------------------------------------------------------------------------------- reference scores
-
-
 def measure(path, out, tasks, steps, seeds, command, workers=None):
     """Run PPO without lag in `out`, then merge the tasks of which all seeds are finished into the CSV at `path`, each
     with the mean return of a random policy: 1 and 0 of normalised scores. Returns the exit code."""
-    old = {}
-    if path.exists():
-        with open(path, newline="") as file:
-            old = {(row["task"], row["steps"]): row for row in csv.DictReader(file)}
+    rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+    if any(row.keys() != set(REFERENCE_COLUMNS) for row in rows):
+        raise Refused(f"{path} is not a file of reference scores; its columns are {', '.join(REFERENCE_COLUMNS)}")
+    old = {(row["task"], row["steps"]): row for row in rows}
     settings = CHEAP | {"total-timesteps": steps, "num-evals": 10, "eval-episodes": 20}
     text = f"PPO without lag after {steps:,} steps, the score of 1"
     suite = Suite(text, {"PPO": PPO}, tuple(tasks or MUJOCO), (0,), tuple(seeds), settings)

@@ -70,9 +70,6 @@ def spell_key(row):
     return f"{row['algorithm']}, {row['task']}, lag {row['lag']}, seed {row['seed']}"
 
 
-# ------------------------------------------------------------------------------------------------- the files of a run
-
-
 def read_run(suite_name, run):
     row = dict.fromkeys((*COLUMNS, "curve")) | {"suite": suite_name, "status": runs.status(run), "metrics": {}}
     row |= {key: getattr(run, key) for key in ("task", "algorithm", "script", "lag", "seed", "folder")}
@@ -140,9 +137,6 @@ def finite(value):
     return value if abs(value) <= LARGEST else None
 
 
-# --------------------------------------------------------------------------------------------------------- results.csv
-
-
 def read_results(out):
     """The rows of DIR/results.csv. Raises Refused, with the line or column that is wrong."""
     path, rows = out / "results.csv", {}
@@ -202,9 +196,6 @@ def suite_of(rows):
         words = {key: getattr(known, key) for key in ("step_name", "score_name", "decimals")}
         suite = replace(suite, pairs=tuple(pairs), **words, description=text if new else known.description)
     return " and ".join(names), suite
-
-
-# -------------------------------------------------------------------------------------------------------------- scores
 
 
 def add_scores(rows):
