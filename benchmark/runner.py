@@ -89,7 +89,10 @@ def default_workers():
 def check(runs):
     """Raises Refused where a script does not take the flags of a run. Each distinct set of flags is tried once, without
     its seed, in one process for all scripts: they say what is wrong in their own words."""
-    asked = list({(run.script, json.dumps(run.flags | {"seed": 0})): run for run in reversed(runs)}.values())
+    asked = {}
+    for run in runs:
+        asked.setdefault((run.script, json.dumps(run.flags | {"seed": 0})), run)
+    asked = list(asked.values())
     if absent := [run.script for run in asked if not (ROOT / run.script).is_file()]:
         raise Refused(f"no script {absent[0]} in {ROOT}")
     paths = os.pathsep.join(dict.fromkeys(str((ROOT / run.script).parent) for run in asked))

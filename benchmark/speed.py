@@ -131,7 +131,10 @@ class Speed:
         for env_id, lag in (("HalfCheetah-v5", 0), ("Humanoid-v5", 63)):
             words = flag_list(MEMORY | {"env-id": env_id, "lag": lag})
             found.append(Contestant("memory", f"VACO {env_id}, lag {lag}", "vaco_continuous.py", words, unit=1))
-        found = [c for c in found if self.only in (None, c.table) and re.search(self.match, c.name)]
+        try:
+            found = [c for c in found if self.only in (None, c.table) and re.search(self.match, c.name)]
+        except re.error as error:
+            raise Refused(f"--match {self.match} is no regular expression: {error}") from None
         if not found:
             raise Refused(f"--match {self.match} matches the name of no contestant")
         return found

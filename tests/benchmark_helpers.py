@@ -12,7 +12,7 @@ from benchmark import runs
 from benchmark.suites import Suite
 
 # Takes no time, resumes from its checkpoint, and its eval_std depends on every step it has made.
-STAND_IN = '''
+STAND_IN = """
 import json, os, sys, time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,6 +48,7 @@ def main():
     (folder / "pid").write_text(str(os.getpid()))
     print("resuming" if resumed else "starting", args.seed, "threads", os.environ["OMP_NUM_THREADS"], flush=True)
     batch, height = args.num_envs * args.num_steps, 100 * args.gain + args.seed + args.lag
+    last = args.total_timesteps // batch * batch
     headers = {"metrics": "global_step,charts/SPS", "evals": "global_step,eval_return,eval_std,eval_length"}
     headers["episodes"] = "global_step,episodic_return,episodic_length"
     state = {"step": 0, "sum": args.seed, "sizes": [0, 0, 0]}
@@ -59,11 +60,11 @@ def main():
     for file, size, header in zip(files, state["sizes"], headers.values()):
         file.truncate(size)
         file.write("" if size else header + "\\n")
-    for step in range(state["step"] + batch, args.total_timesteps + 1, batch):
+    for step in range(state["step"] + batch, last + 1, batch):
         time.sleep(args.step_seconds)
         state = {"step": step, "sum": (state["sum"] * 1103515245 + 12345) % 2**31}
         files[0].write(f"{step},1000.0\\n")
-        files[1].write(f"{step},{height * step / args.total_timesteps},{state['sum'] / 2**31},10.0\\n")
+        files[1].write(f"{step},{height * step / last},{state['sum'] / 2**31},10.0\\n")
         files[2].write(f"{step},{height - 1.0},10\\n")
         if args.fail_seed == args.seed:
             raise RuntimeError("boom at the first update")
@@ -74,7 +75,7 @@ def main():
 
 if __name__ == "__main__":
     main()
-'''
+"""
 
 DRIVER = """
 import sys
