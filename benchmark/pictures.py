@@ -135,8 +135,8 @@ def draw_curves(suite, rows, path):
         if heights:
             axis.set_ylim(limits(heights, 0.04))  # the same at all lags of a task
 
-    panels = [(task, lag) for task in suite.tasks for lag in suite.lags]
-    return draw(path, panels, paint, 2 if len(suite.lags) in (2, 4) else 3) if cells else []
+    panels = [(t, lag) for t in suite.tasks for lag in suite.lags if any(cell[:2] == (t, lag) for cell in cells)]
+    return draw(path, panels, paint, 2 if len(suite.lags) in (2, 4) else 3)
 
 
 def draw_lags(suite, views, path):

@@ -16,7 +16,7 @@ import numpy as np
 from benchmark import pictures, stats
 from benchmark.results import PACKAGES, PATH, aligned, by_cell, key_of, load, same_steps, spell_key, write_results
 from benchmark.runner import run_suite
-from benchmark.runs import flag_list, replace_file
+from benchmark.runs import replace_file
 from benchmark.suites import CHEAP, MUJOCO, PPO, Refused, Suite
 
 PRINTED = 4  # tables of single seeds that are printed, not only written
@@ -42,7 +42,11 @@ def write_report(out):
     if ours := (out / "suite.json").exists():
         write_results(out, rows)
     scores = {lag: aligned(suite, rows, lag) for lag in suite.lags}
-    finals, panels = by_cell(suite, rows, "eval_return"), [(task, lag) for task in suite.tasks for lag in suite.lags]
+    finals, ended = (
+        by_cell(suite, rows, "eval_return"),
+        {(r["task"], r["lag"]) for r in rows if r["status"] == "finished"},
+    )
+    panels = [(task, lag) for task in suite.tasks for lag in suite.lags if (task, lag) in ended]
     overall = [part for lag in suite.lags for part in aggregates(suite, lag, *scores[lag])]
     single = [part for panel in panels for part in seed_table(suite, rows, finals, *panel)]
     each, warnings = per_task(suite, finals), missing(rows) + mixed(rows)
@@ -171,10 +175,10 @@ def aggregates(suite, lag, tasks, matrices, left_out):
 
 
 def grid(suite, names, cell):
-    """A table with a line per task and lag, and a column per name that holds cell(task, lag, name)."""
+    """A table with a line per task and lag, and a column per name that holds cell(task, lag, name), "-" for none."""
     titles = [name if isinstance(name, str) else " - ".join(name) for name in names]
     lines = [[t, str(lag), *(cell(t, lag, name) for name in names)] for t in suite.tasks for lag in suite.lags]
-    return table([["task", "lag", *titles], *lines])
+    return table([["task", "lag", *titles], *(line for line in lines if set(line[2:]) != {"-"})])
 
 
 def means(suite, cells):
@@ -253,7 +257,7 @@ def draw(suite, rows, finals, scores, out):
     for task in suite.tasks:
         cells = {lag: [a for a in suite.algorithms if (task, lag, a) in finals] for lag in suite.lags}
         view = {lag: {a: finals[task, lag, a][:, None] for a in found} for lag, found in cells.items() if found}
-        views.append((task, suite.score_name, view))
+        views += [(task, suite.score_name, view)] if view else []
     scored = {lag: (tasks, matrices) for lag, (tasks, matrices, _) in scores.items() if tasks}
     shared = [task for task in suite.tasks if scored and all(task in tasks for tasks, _ in scored.values())]
     view = {lag: {a: x[:, np.isin(tasks, shared)] for a, x in found.items()} for lag, (tasks, found) in scored.items()}
@@ -283,7 +287,7 @@ over its gradient steps. Right: share of points that VACO's filter drops. Means 
 
 def missing(rows):
     """The runs which are not in the tables."""
-    lost = [row for row in rows if row["status"] != "finished"]
+    lost = sorted((row for row in rows if row["status"] != "finished"), key=lambda row: row["status"] == "missing")
     if not lost:
         return []
     states = ", ".join(f"{n} {state}" for state, n in Counter(row["status"] for row in lost).items())
@@ -322,10 +326,9 @@ def provenance(name, suite, rows, out):
     if out:
         command = f"python -m benchmark run {name} {suite.options}".strip()
         lines.append(f"command: {code(f'{command} --out {shlex.quote(str(out))}')}")
-        lines.append(f"settings: {code(shlex.join(flag_list(suite.settings)))}, unless an algorithm has its own")
     for algorithm in suite.algorithms:
-        commands = [row["command"] for row in rows if row["algorithm"] == algorithm and row["command"]]
-        if commands:
+        commands = [row["command"] for row in rows if row["algorithm"] == algorithm and row["status"] == "finished"]
+        if commands and commands[0]:
             lines.append(f"{literal(algorithm)}, one of {len(commands)} runs: {code(commands[0])}")
     lines += [f"{key}: {literal(' and '.join(found)) or 'unknown'}" for key, found in origins(rows).items()]
     if memory := [round(row["peak_rss_mb"]) for row in rows if row["peak_rss_mb"]]:

@@ -74,7 +74,13 @@ def test_rows_and_tables_of_known_runs(tmp_path):
     expected |= {"torch": "2.13", "machine": "a machine", "script": "stand_in.py", "lag": "3"}
     assert {key: row[key] for key in expected} == expected
     written = (out / "report.md").read_text()
-    for known in ("run toy --out", "torch: 2.13", "a machine", "--num-envs 10", "--gain 2.5", "300 to 300 MB"):
+    for known in (
+        "run toy --out",
+        "torch: 2.13",
+        "a machine",
+        "--num-envs 10 --num-steps 2 --total-timesteps 110 --gain 2.5",
+        "300 to 300 MB",
+    ):
         assert known in written
     assert "**Mixed commit, so the runs are not strictly comparable:** abc, then def (2 runs); abc (4 runs)" in written
 
@@ -98,7 +104,7 @@ def test_missing_failed_and_unfinished_runs_are_listed_and_left_out(tmp_path):
     shutil.rmtree(every["VACO .5", 0, 1].folder)
     (every["VACO .5", 15, 3].folder / "model.pt").unlink()
     text = report.write_report(out)
-    assert "Incomplete: 3 of 12 runs are not finished** (1 missing, 1 failed, 1 unfinished)" in text
+    assert "Incomplete: 3 of 12 runs are not finished** (1 failed, 1 unfinished, 1 missing)" in text
     assert "- PPO, Toy-v0, lag 0, seed 2: failed" in text
     assert ["2", "failed", "24.0", ""] in cells(text)
     assert ["1", "10.0", "missing", ""] in cells(text)
@@ -111,7 +117,7 @@ def test_nothing_finished_is_a_report_too(tmp_path):
     out = tmp_path / "out"
     for run in runs.expand(write_runs(out), out):
         shutil.rmtree(run.folder)
-    assert ["1", "missing", "missing", ""] in cells(report.write_report(out))
+    assert "Incomplete: 8 of 8 runs are not finished** (8 missing)" in report.write_report(out)
     assert "there is no picture" in (out / "report.md").read_text()
 
 
