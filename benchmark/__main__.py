@@ -7,6 +7,8 @@ import re
 import shlex
 import signal
 import sys
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,8 +18,8 @@ from tyro.extras import subcommand_cli_from_dict
 
 from benchmark.report import compare, measure, write_report
 from benchmark.results import PATH
-from benchmark.runner import check, run_suite, slurm_executor, states, typed
-from benchmark.runs import ROOT, Refused, expand, remember_suite, widen
+from benchmark.runner import check, run_suite, slurm_executor, state, typed
+from benchmark.runs import ROOT, Refused, expand, recall_suite, remember_suite, widen
 from benchmark.speed import Speed
 from benchmark.suites import SUITES, short
 
@@ -83,7 +85,13 @@ class Run:
 
 def show_status(out: Positional[Path]):
     """Show which runs of a folder are finished, running, failed or missing."""
-    print(states(out))
+    name, suite = recall_suite(out)
+    runs = [(state(run), run) for run in expand(suite, out)]
+    counts = ", ".join(f"{n} {found}" for found, n in Counter(found for found, _ in runs).most_common())
+    lines = [
+        f"{found}: {x.name} (log: {x.beside('.log')})" for found, x in runs if found not in ("finished", "missing")
+    ]
+    print(f"{name}: {len(runs)} runs, {counts}", *lines, sep="\n")
 
 
 def report(out: Positional[Path]):
@@ -160,11 +168,9 @@ def parse(text):
     """ "3e4" -> 30000, ".5" -> .5, "false" -> False; else the text, which the script has to judge"""
     if text.lower() in ("true", "false", "none"):
         return {"true": True, "false": False, "none": None}[text.lower()]
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return int(number) if number.is_integer() else number
+    with suppress(ValueError):
+        return int(float(text)) if float(text).is_integer() else float(text)
+    return text
 
 
 def script_flags(script):
@@ -192,7 +198,7 @@ def main(argv=None):
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except (Refused, OSError) as error:
+    except (Refused, OSError, re.error) as error:
         print(f"benchmark: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

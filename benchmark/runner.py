@@ -1,6 +1,5 @@
 """Run what is missing of a suite: each run a process of its own, a few at once or as job arrays of Slurm, safe to
-interrupt and to repeat. Where the runner itself is killed by `kill -9` its runs go on, and the next runner waits for
-them.
+interrupt and to repeat. Where the runner is killed by `kill -9` its runs go on, and the next runner waits for them.
 
 For Slurm the folder of the runs, this repository and the virtual environment must be seen by all nodes under the same
 paths, and locks (flock) must hold between nodes, as they do on NFS 4 and Lustre mounted with -o flock.
@@ -24,19 +23,7 @@ from importlib.metadata import distributions
 from itertools import takewhile
 from pathlib import Path
 
-from benchmark.runs import (
-    ROOT,
-    Refused,
-    differences,
-    expand,
-    flag_list,
-    read_json,
-    read_record,
-    recall_suite,
-    remember_suite,
-    replace_file,
-    status,
-)
+from benchmark.runs import ROOT, Refused, expand, read_record, remember_suite, resumable, status, write_record
 
 PACKAGES = ("torch", "numpy", "gymnasium", "mujoco")
 POLL_SECONDS, SLURM_POLL_SECONDS = 0.2, 5
@@ -68,7 +55,7 @@ def run_suite(name, suite, out, command, workers=None, execute=None, whole=None)
         print(f"{name}: {len(runs)} runs, {len(runs) - len(missing)} finished before, {where}, in {out}", flush=True)
         failures, signum = execute(missing) if execute and missing else execute_here(missing, workers)
     if signum is not None:
-        print(f"stopped; finished runs are kept, go on with: {command}")
+        print(f"\nstopped; finished runs are kept, go on with: {command}")
         return 128 + signum
     for run, reason in failures:
         print(f"failed: {run.name}: {reason} (log: {run.beside('.log')})")
@@ -78,7 +65,6 @@ def run_suite(name, suite, out, command, workers=None, execute=None, whole=None)
 
 
 def typed():
-    """What the user typed."""
     return f"python -m benchmark {shlex.join(sys.argv[1:])}"
 
 
@@ -98,7 +84,7 @@ def check(runs):
     paths = os.pathsep.join(dict.fromkeys(str((ROOT / run.script).parent) for run in asked))
     done = subprocess.run(
         [sys.executable, "-c", CHECK],
-        input=json.dumps([(Path(run.script).stem, flag_list(run.flags)) for run in asked]),
+        input=json.dumps([(Path(run.script).stem, run.command[2:-2]) for run in asked]),
         env=os.environ | {"PYTHONPATH": paths, "COLUMNS": "1000"},
         capture_output=True,
         text=True,
@@ -138,15 +124,6 @@ def start(run):
     write_record(run, record | {"starts": [*old.get("starts", []), {"command": shlex.join(command)} | origin()]})
     with open(run.beside(".log"), "a" if resumed else "w") as log:
         return Job(run, launch(command, log, pass_fds=[lock.fileno()]), lock)
-
-
-def resumable(run):
-    """Whether the folder holds a checkpoint of this very run. One that failed may go on too: what it failed of, a full
-    disk say, may be over."""
-    with suppress(Refused, KeyError):
-        same = not differences(run, read_json(run.folder / "config.json")["args"])
-        return same and (run.folder / "checkpoint.pt").exists()
-    return False
 
 
 def origin():
@@ -194,10 +171,6 @@ def end(job, usage, stopped=False):
     write_record(job.run, record | {"status": "finished" if not reason else "running" if stopped else "failed"})
     job.lock.close()
     return reason
-
-
-def write_record(run, record):
-    replace_file(run.beside(".json"), json.dumps(record, indent=1) + "\n")
 
 
 def failure(run, record):
@@ -261,8 +234,7 @@ def progress(ended, total, running, failed, started, old):
     line = f"{ended}/{total} runs done, {running} running, {failed} failed, "
     line += f"elapsed {timedelta(seconds=round(elapsed))}, left {left}"
     if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be rewritten
-        print(f"\r{line[:width]}\x1b[K", end="\n" if ended == total else "", flush=True)
+        print(f"\r{line:79}", end="\n" if ended == total else "", flush=True)
     elif news != old:
         print(line, flush=True)
     return news
@@ -326,19 +298,7 @@ def state(run):
         found = status(run)
     except Refused:
         return "refused"
-    if found == "finished" or not run.beside(".lock").exists():
-        return found
-    if lock := hold(run.beside(".lock")):
-        lock.close()
-    return found if lock else "running"
-
-
-def states(out):
-    """How many runs of the folder are in which state, and a line for each that is not finished or missing."""
-    name, suite = recall_suite(out)
-    runs = [(state(run), run) for run in expand(suite, out)]
-    counts = ", ".join(f"{n} {found}" for found, n in Counter(found for found, _ in runs).most_common())
-    lines = [
-        f"{found}: {x.name} (log: {x.beside('.log')})" for found, x in runs if found not in ("finished", "missing")
-    ]
-    return "\n".join([f"{name}: {len(runs)} runs, {counts}", *lines])
+    held = found != "finished" and run.beside(".lock").exists() and hold(run.beside(".lock"))
+    if held:
+        held.close()
+    return "running" if held is None else found

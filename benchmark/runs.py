@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -129,6 +130,19 @@ def final_step(args):
 
 def read_record(run):
     return read_json(run.beside(".json")) if run.beside(".json").exists() else {}
+
+
+def write_record(run, record):
+    replace_file(run.beside(".json"), json.dumps(record, indent=1) + "\n")
+
+
+def resumable(run):
+    """Whether the folder holds a checkpoint of this very run. One that failed may go on too: what it failed of, a full
+    disk say, may be over."""
+    with suppress(Refused, KeyError):
+        same = not differences(run, read_json(run.folder / "config.json")["args"])
+        return same and (run.folder / "checkpoint.pt").exists()
+    return False
 
 
 def read_json(path):

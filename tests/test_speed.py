@@ -103,7 +103,7 @@ def test_an_interrupted_run_keeps_what_is_measured(tmp_path):
         (["--iterations", "0"], "--repeats and --iterations must be at least 1"),
         (["--peers", "no/python"], "--peers no/python is no program"),
         (["--cleanrl", "README.md"], "--cleanrl needs a copy of CleanRL's"),
-        (["--match", "("], "--match ( is no regular expression"),
+        (["--match", "("], "unterminated subpattern"),
         (["--only", "memory", "--match", "nobody"], "--match nobody matches the name of no contestant"),
         (["--out", "held"], "holds a speed.csv"),
     ],
