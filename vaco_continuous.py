@@ -86,6 +86,8 @@ class Args:
 
 def make_env(env_id: str) -> gym.Env:
     """One environment with its registered time limit and observations flattened to a vector."""
+    # each HalfCheetah would warn of its model's format
+    mujoco.set_mju_user_warning(lambda text: "settotalmass" in text or print(f"MuJoCo: {text}", file=sys.stderr))
     env = gym.make(env_id)
     if not isinstance(env.action_space, gym.spaces.Box):
         raise ValueError(f"{env_id} has actions {env.action_space}; continuous control needs a Box")
@@ -638,8 +640,6 @@ def restore(saved: dict, agent, policy_lag, normalize_reward, rngs: list, state:
 
 
 def main() -> None:
-    # each HalfCheetah would warn of its model's format
-    mujoco.set_mju_user_warning(lambda text: "settotalmass" in text or print(f"MuJoCo: {text}", file=sys.stderr))
     try:  # are flags, environment, device and folder good?
         if {"True", "False"} & set(sys.argv):
             raise ValueError("write --anneal-lr or --no-anneal-lr, without a value")
