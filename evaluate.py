@@ -222,6 +222,7 @@ def evaluate_llm(script, args, is_own: bool, options: Options) -> None:
 
 def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    options.run_dir, options.out = options.run_dir.expanduser(), options.out and options.out.expanduser()
     torch.set_num_threads(1)  # as in training; sums of other numbers of threads round differently
     try:
         script, own_args = open_run(options)
