@@ -303,12 +303,12 @@ def policy_loss(newlogprobs, learner_logprobs, behaviour_logprobs, advantages, a
     return loss, {"lag/tv_forward_mean": tv, "lag/filtered_fraction": filtered, "lag/filter_triggered": triggered}
 
 
-def backward_lag(learner_logprobs: torch.Tensor, behaviour_logprobs: torch.Tensor):
+def backward_lag(learner_logprobs: torch.Tensor, behaviour_logprobs: torch.Tensor) -> dict:
     """Distance of pi_T from mu over a batch (B,), with w = pi_T/mu: total variation 1/2 mean |w - 1|, and effective
     sample size (sum w)^2 / (B sum w^2)."""
     log_w = (learner_logprobs - behaviour_logprobs).double()
     log_ess = 2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0) - math.log(len(log_w))  # w^2 may overflow
-    return 0.5 * (log_w.exp() - 1).abs().mean(), log_ess.exp()
+    return {"lag/tv_backward": 0.5 * (log_w.exp() - 1).abs().mean(), "lag/ess": log_ess.exp()}
 
 
 # ----------------------------------------------------------------------------------- rollout, update, evaluation, train
@@ -606,7 +606,7 @@ def metrics(batch: dict, values: torch.Tensor, ages: np.ndarray, losses: dict) -
     row["lag/tv_forward_max"] = losses["lag/tv_forward_mean"].max()
     row["lag/tv_forward_last"] = losses["lag/tv_forward_mean"][-1]
     row["lag/age_mean"], row["lag/age_max"] = ages.mean(), ages.max()
-    row["lag/tv_backward"], row["lag/ess"] = backward_lag(batch["learner_logprobs"], batch["logprobs"])
+    row |= backward_lag(batch["learner_logprobs"], batch["logprobs"])
     return {name: float(x) for name, x in row.items()}
 
 

@@ -436,12 +436,12 @@ def policy_loss(newlogprobs, learner_logprobs, behaviour_logprobs, advantages, m
     return loss, {f"lag/{name}": x for name, x in metrics.items()}
 
 
-def backward_lag(learner_logprobs: torch.Tensor, behaviour_logprobs: torch.Tensor):
+def backward_lag(learner_logprobs: torch.Tensor, behaviour_logprobs: torch.Tensor) -> dict:
     """Distance of pi_T from mu over a batch (B,), with w = pi_T/mu: total variation 1/2 mean |w - 1|, and effective
     sample size (sum w)^2 / (B sum w^2)."""
     log_w = (learner_logprobs - behaviour_logprobs).double()
     log_ess = 2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0) - math.log(len(log_w))  # w^2 may overflow
-    return 0.5 * (log_w.exp() - 1).abs().mean(), log_ess.exp()
+    return {"lag/tv_backward": 0.5 * (log_w.exp() - 1).abs().mean(), "lag/ess": log_ess.exp()}
 
 
 # ----------------------------------------------------------------------------------- rollout, update, evaluation, train
@@ -804,7 +804,7 @@ def metrics(batch: dict, age: int, losses: dict, num_generations: int) -> dict[s
     row["lag/tv_forward_max"] = losses["lag/tv_forward_mean"].max()
     row["lag/tv_forward_last"] = losses["lag/tv_forward_mean"][-1]
     row["lag/age_mean"] = row["lag/age_max"] = age
-    row["lag/tv_backward"], row["lag/ess"] = backward_lag(batch["learner_logprobs"][mask], batch["logprobs"][mask])
+    row |= backward_lag(batch["learner_logprobs"][mask], batch["logprobs"][mask])
     row["charts/skipped_steps"] = losses["charts/skipped_steps"].sum()
     row["charts/reward"] = groups.mean()
     row["charts/zero_std_groups"] = (groups == groups[:, :1]).all(1).float().mean()
