@@ -7,14 +7,14 @@ import json
 import os
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTROL = ("ppo_continuous", "vaco_continuous")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests"), "COLUMNS": "200"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+ENVIRONMENT["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
 SMALL = {"num_envs": 2, "num_steps": 8, "num_minibatches": 2, "update_epochs": 2, "eval_episodes": 2, "num_evals": 1}
 
 
@@ -43,22 +43,6 @@ def train(script, run_dir: Path, updates: int, **args):
     run_dir.mkdir(parents=True, exist_ok=True)
     total_timesteps = args["num_envs"] * args["num_steps"] * updates
     return script.train(script.Args(total_timesteps=total_timesteps, **args), run_dir)
-
-
-def call_main(script, monkeypatch, capfd, cwd: Path, *words) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of `python NAME.py WORDS` in the folder cwd. In this process: saves the import."""
-    cwd.mkdir(exist_ok=True)
-    monkeypatch.chdir(cwd)
-    monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, words)])
-    capfd.readouterr()
-    try:
-        code = script.main() or 0
-    except SystemExit as end:
-        code = end.code or 0
-    except Exception:  # what the interpreter would do
-        traceback.print_exc()
-        code = 1
-    return code, *capfd.readouterr()
 
 
 def read_csv(path: Path) -> list[dict[str, float]]:
