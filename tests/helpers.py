@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+TIMING = ("SPS", "seconds", "tokens_per_second")  # how the names of the columns that measure time end
 CONTROL = ("ppo_continuous", "vaco_continuous")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 ENVIRONMENT["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
@@ -61,6 +62,22 @@ def read_model(run_dir: Path) -> dict[str, torch.Tensor]:
 def same_tensors(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """Bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def tables(run_dir: Path) -> dict[str, list[dict[str, str]]]:
+    """All that is in the tables of a run but for the columns that measure time."""
+    found = {}
+    for path in sorted(run_dir.glob("*.csv")):
+        rows = csv.DictReader(path.read_text().splitlines())
+        found[path.name] = [{name: x for name, x in row.items() if not name.endswith(TIMING)} for row in rows]
+    return found
+
+
+def assert_same_runs(a: Path, b: Path) -> None:
+    """Bit for bit."""
+    assert tables(a) == tables(b)
+    assert tables(a)["metrics.csv"]
+    assert same_tensors(read_model(a), read_model(b))
 
 
 def spy(monkeypatch, script, name: str) -> list[tuple]:

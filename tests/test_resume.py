@@ -1,7 +1,6 @@
 """A run that was killed goes on with --resume as if nothing had happened: its tables and its model are the same bit for
 bit, but for the columns that measure time. Every script; environments of all kinds in test_second_round.py too."""
 
-import csv
 import os
 import random
 import shutil
@@ -13,13 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import CONTROL, ENVIRONMENT, ROOT, SMALL, flags, load, read_model, same_tensors
+from helpers import CONTROL, ENVIRONMENT, ROOT, SMALL, assert_same_runs, flags, load, tables
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 LLM = ("grpo_llm", "vaco_llm")
 TINY = {"num_terms": 2, "ops": "+", "n_embd": 32, "warm_start_steps": 10, "num_prompts": 4, "num_generations": 4}
 TINY |= {"num_minibatches": 2, "eval_problems": 8, "pass_k": 2, "kl_coef": 0.1, "learning_rate": 1e-3}
-TIMING = ("SPS", "seconds", "tokens_per_second")  # how the names of the columns that measure time end
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +39,6 @@ def straight(name: str, run_dir: Path, args: dict) -> Path:
     run_dir.mkdir()
     load(name).train(load(name).Args(**args), run_dir)
     return run_dir
-
-
-def tables(run_dir: Path) -> dict[str, list[dict[str, str]]]:
-    found = {}
-    for path in sorted(run_dir.glob("*.csv")):
-        rows = csv.DictReader(path.read_text().splitlines())
-        found[path.name] = [{name: x for name, x in row.items() if not name.endswith(TIMING)} for row in rows]
-    return found
-
-
-def assert_same(a: Path, b: Path) -> None:
-    assert tables(a) == tables(b)
-    assert tables(a)["metrics.csv"]
-    assert same_tensors(read_model(a), read_model(b))
 
 
 # in the update after so many, before its row is written
@@ -88,7 +72,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_end(name, warm, main, tmp_pat
     time.sleep(1)  # TensorBoard reads its files in the order of their names, which begin with the second
     code, _, err = main(load(name), "--resume", tmp_path / "moved")
     assert (code, err) == (0, "")
-    assert_same(straight(name, tmp_path / "straight", args), tmp_path / "moved")
+    assert_same_runs(straight(name, tmp_path / "straight", args), tmp_path / "moved")
     steps = [point.step for point in EventAccumulator(str(tmp_path / "moved")).Reload().Scalars("losses/policy_loss")]
     assert steps == [int(next(iter(row.values()))) for row in tables(tmp_path / "moved")["metrics.csv"]]
 
@@ -102,7 +86,7 @@ def test_environments_go_on_where_they_were(vaco, task, stopped, main, tmp_path)
     stopped(vaco, 5, *flags(**args, run_dir=tmp_path / "run"))
     code, _, err = main(vaco, "--resume", tmp_path / "run")
     assert (code, err) == (0, "")
-    assert_same(straight("vaco_continuous", tmp_path / "straight", args), tmp_path / "run")
+    assert_same_runs(straight("vaco_continuous", tmp_path / "straight", args), tmp_path / "run")
 
 
 class Trap:
@@ -147,6 +131,6 @@ def test_killed_twenty_times_at_random_moments(name, warm, tmp_path):
         time.sleep(rng.random() / 4)
         process.kill()
         if process.wait() == 0:
-            assert_same(reference, run_dir)
+            assert_same_runs(reference, run_dir)
             shutil.rmtree(run_dir)
         kills += process.returncode == -signal.SIGKILL
