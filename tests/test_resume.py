@@ -12,12 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import CONTROL, ENVIRONMENT, ROOT, SMALL, assert_same_runs, flags, load, tables
+from helpers import CONTROL, ENVIRONMENT, LLM, ROOT, SMALL, TINY, assert_same_runs, flags, load, tables
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-LLM = ("grpo_llm", "vaco_llm")
-TINY = {"num_terms": 2, "ops": "+", "n_embd": 32, "warm_start_steps": 10, "num_prompts": 4, "num_generations": 4}
-TINY |= {"num_minibatches": 2, "eval_problems": 8, "pass_k": 2, "kl_coef": 0.1, "learning_rate": 1e-3}
 
 
 @pytest.fixture(scope="module")
