@@ -18,7 +18,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 ENVIRONMENT["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
 LLM = ("grpo_llm", "vaco_llm")
 SMALL = {"num_envs": 2, "num_steps": 8, "num_minibatches": 2, "update_epochs": 2, "eval_episodes": 2, "num_evals": 1}
-TINY = {"num_terms": 2, "ops": "+", "n_embd": 32, "warm_start_steps": 10, "num_prompts": 4, "num_generations": 4}
+TINY = {"num_terms": 2, "ops": "+", "n_embd": 32, "warm_start_steps": 100, "num_prompts": 4, "num_generations": 4}
 TINY |= {"num_minibatches": 2, "eval_problems": 8, "pass_k": 2, "kl_coef": 0.1, "learning_rate": 1e-3}
 
 
