@@ -441,7 +441,7 @@ def backward_lag(learner_logprobs: torch.Tensor, behaviour_logprobs: torch.Tenso
     sample size (sum w)^2 / (B sum w^2)."""
     log_w = (learner_logprobs - behaviour_logprobs).double()
     log_ess = 2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0) - math.log(len(log_w))  # w^2 may overflow
-    return {"lag/tv_backward": 0.5 * (log_w.exp() - 1).abs().mean(), "lag/ess": log_ess.exp()}
+    return {"lag/tv_backward": float(0.5 * (log_w.exp() - 1).abs().mean()), "lag/ess": float(log_ess.exp())}
 
 
 # ----------------------------------------------------------------------------------- rollout, update, evaluation, train

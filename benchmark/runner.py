@@ -190,7 +190,7 @@ def failure(run, record):
 
 def hold(path):
     """The file, locked, or None where another process holds the lock. It falls with the last process that has it."""
-    file = open(path, "a")  # noqa: SIM115 (as long as the run)
+    file = open(path, "a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return file
