@@ -702,7 +702,7 @@ def test_what_cannot_be_used_is_refused_in_a_line(script, tmp_path, main):
 
 @PAIR
 def test_folders(script, tmp_path, main, monkeypatch):
-    """~ is the home folder, text will do from Python, runs of one second get a folder each, a file of a run is its run."""
+    """~ is the home folder, text will do from Python, runs of one second get a folder each, a run's file is a run."""
     monkeypatch.setenv("HOME", str(tmp_path))
     small = [*TINY_FLAGS, "--num-updates", 2, "--num-evals", 0, "--checkpoint-every", 1, "--warm-start-dir", "~/warm"]
     assert main(script, *small, "--run-dir=~/x")[0] == 0
