@@ -225,4 +225,5 @@ def draw_filter(suite, rows, path):
         steps_axis(axis)
         axis.set_ylim(bottom=0)
 
-    return draw(path, [(lag, column) for lag in suite.lags for column in FILTER], paint, columns=2) if curves else []
+    lags = [lag for lag in suite.lags if any(key[0] == lag for key in curves)]
+    return draw(path, [(lag, column) for lag in lags for column in FILTER], paint, columns=2)
