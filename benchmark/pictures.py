@@ -45,23 +45,18 @@ def draw(path, panels, paint, columns=3):
     for start in range(0, len(panels), ROWS * columns):
         chosen = panels[start : start + ROWS * columns]
         rows = -(-len(chosen) // columns)
-        figure = Figure(
-            figsize=(WIDTH if columns > 1 else 6.5, rows * (2.7 if rows > 1 else 3.3)), layout="constrained"
-        )
+        size = WIDTH if columns > 1 else 6.5, rows * (2.7 if rows > 1 else 3.3)
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).flat
         for axis, panel in zip(axes, chosen, strict=False):
             axis.grid(alpha=0.25, linewidth=0.6)
             axis.spines[["top", "right"]].set_visible(False)
             axis.title.set_fontsize(10)
             paint(axis, *panel)
-            if not axis.lines:
-                axis.text(0.5, 0.5, "no finished runs", ha="center", va="center", transform=axis.transAxes)
         for axis in axes[len(chosen) :]:
             axis.set_visible(False)
-        handles = {
-            text: line for axis in figure.axes for line, text in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
-        if handles:
+        labelled = [pair for axis in figure.axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+        if handles := {text: line for line, text in labelled}:
             fitting = int(figure.get_figwidth() / (0.9 + 0.09 * max(map(len, handles))))
             style = {"loc": "outside upper left", "ncols": max(1, min(len(handles), fitting)), "handlelength": 3}
             figure.legend(handles.values(), handles, frameon=False, **style)
@@ -128,7 +123,7 @@ def draw_curves(suite, rows, path):
             draw_line(axis, steps, values.mean(0), algorithm, look)
             if len(curves) >= MIN_RUNS and len(suite.algorithms) <= BANDS and len(steps):
                 axis.fill_between(steps, *band(values), color=look["color"], alpha=0.15, linewidth=0)
-        seeds = " or ".join(map(str, sorted({len(curves) for curves in found.values()}))) or "no"
+        seeds = " or ".join(map(str, sorted({len(curves) for curves in found.values()})))
         words(axis, f"{task}\nlag {lag}, {seeds} seeds", suite.step_name, suite.score_name)
         steps_axis(axis)
         heights = [y for key, curves in cells.items() if key[0] == task for c in curves for y in c.values() if y == y]
