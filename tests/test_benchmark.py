@@ -323,7 +323,7 @@ def test_a_name_never_says_another_value_than_the_run_has():
         (["--set", "lag-mode=both"], "--lag-mode"),
         (["--set", "lag=1"], "--set lag: this is what --tasks, --lags, --seeds and --out are for"),
         (["--set", "delta=.1", "delta=.2"], "--set delta: it is set already for VACO"),
-        (["--set", "delta=.1", "--set", "lamda=.2"], "--set lamda: no such flag"),
+        (["--set", "delta=.1", "--set", "rho-bra=.2"], "--set rho-bra: no such flag"),
         (["--seeds", "3:1"], "--seeds 3:1: give numbers"),
         (["--lags=-1"], "--lags -1: give numbers"),
         (["--seeds", "1:99999"], "give numbers"),
