@@ -19,6 +19,7 @@ LAST_COLOR, COLORS = "#D55E00", ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E
 STYLES, MARKERS = ("--", "-.", ":"), "osD^vP<X>*"
 WIDTH, ROWS = 9, 4  # inches, and rows of panels, of one file
 REPS = 2000  # of bands; numbers in tables have 10,000
+SCORE = "normalised score"  # name of scores over tasks
 THIN, BANDS = 4, 6  # algorithms; single seeds or intervals of more would hide each other
 
 
@@ -138,22 +139,23 @@ def draw_lags(suite, views, path):
     """Score against lag, a panel per view."""
 
     def paint(axis, title, unit, view):
+        statistic = iqm if unit == SCORE else mean
         for i, (algorithm, look) in enumerate(looks(suite).items()):
             offset, points = min(0.12, 0.6 / len(suite.algorithms)) * (i - (len(suite.algorithms) - 1) / 2), []
             for position, lag in enumerate(suite.lags):
                 if (scores := view.get(lag, {}).get(algorithm)) is None:
                     continue
-                if scores.shape[1] == 1:
+                if unit != SCORE:
                     dots = {"color": look["color"], "alpha": 0.35, "markersize": 5}
                     axis.plot([position + offset] * len(scores), scores, ".", **dots)
-                statistic, enough = mean if scores.shape[1] == 1 else iqm, counts(scores).min() >= MIN_RUNS
+                enough = counts(scores).min() >= MIN_RUNS
                 low, high = stratified_bootstrap(scores, statistic) if enough else (np.nan, np.nan)
                 points.append((position + offset, statistic(scores), low, high))
             if points:
                 x, y, low, high = np.array(points).T
                 axis.plot(x, y, linewidth=2, markersize=6, label=shown(algorithm), **look)
                 axis.vlines(x, low, high, color=look["color"], linewidth=1.6)
-        words(axis, title, "lag, updates", unit)
+        words(axis, title + ", IQM" * (unit == SCORE), "lag, updates", unit)
         axis.set_xticks(range(len(suite.lags)), map(str, suite.lags))
         axis.set_xlim(-0.6, len(suite.lags) - 0.4)
 
@@ -174,7 +176,7 @@ def draw_pairs(suite, views, path):
         if drawn:
             ends = limits(drawn, 0.06)
             axis.plot(ends, ends, color="#777777", linewidth=1)
-            axis.set(xlim=ends, ylim=ends, box_aspect=1)
+            axis.set(xlim=ends, ylim=ends)
         axis.locator_params(nbins=5)
         words(axis, f"{title}\n{unit}", y, x)
 

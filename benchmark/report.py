@@ -262,7 +262,7 @@ def draw(suite, rows, finals, scores, out):
     scored = {lag: (tasks, matrices) for lag, (tasks, matrices, _) in scores.items() if tasks}
     shared = [task for task in suite.tasks if scored and all(task in tasks for tasks, _ in scored.values())]
     view = {lag: {a: x[:, np.isin(tasks, shared)] for a, x in found.items()} for lag, (tasks, found) in scored.items()}
-    overall = [(f"{len(shared)} tasks, IQM", "normalised score", view)] if len(shared) > 1 else []
+    overall = [(f"{len(shared)} tasks", pictures.SCORE, view)] if len(shared) > 1 else []
 
     def show(files, title, caption):
         return [f"### {title}", *(f"![{title}]({file})" for file in files), caption] if files else []
