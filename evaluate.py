@@ -5,7 +5,7 @@
     python evaluate.py RUN_DIR --video            # control: also a film of the first episode, and eight frames of it
     python evaluate.py RUN_DIR --prompt "7+5-3="  # language model: completes a problem of yours
 
-RUN_DIR holds config.json and model.pt, or, where the run is not finished, a checkpoint. Nothing in it is changed; a
+RUN_DIR holds config.json and model.pt, or, where the run is not finished, checkpoint.pt. Nothing in it is changed; a
 film goes to a new folder. A tool, not an algorithm: unlike the scripts, it imports them.
 """
 
@@ -28,158 +28,125 @@ import torch
 import tyro
 
 CONTROL, LLM = ("ppo_continuous", "vaco_continuous"), ("grpo_llm", "vaco_llm")
+PORTION = 16  # environments at once
 LONGEST_FILM = 2000  # frames; all are kept until the film is written, about 0.7 MB each
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Options:
-    run_dir: tyro.conf.Positional[Path]
-    """folder of the run"""
-    episodes: int | None = None
-    """episodes to play, or held-out problems to solve; None: as many as the run's own evaluations"""
-    seed: int | None = None
-    """seed of starts and noise, or of problems and tokens; None: the run's"""
-    device: str | None = None
-    """torch device of the networks; None: the run's"""
-    video: bool = False
-    """film the first episode (control; pip install moviepy)"""
-    out: Path | None = None
-    """folder for the film; None: RUN_DIR/video"""
-    prompt: str | None = None
-    """complete this problem, always with the likeliest token, and evaluate nothing (language models)"""
-
-
-class Refused(ValueError):
-    """What was asked for cannot be done; the message says what to change. Exit code 2."""
+    run_dir: tyro.conf.Positional[Path]  # folder of the run
+    episodes: int | None = None  # episodes, or held-out problems; None: as many as the run's own evaluations
+    seed: int | None = None  # seed of starts and noise, or of problems and tokens; None: the run's
+    device: str | None = None  # torch device of the networks; None: the run's
+    video: bool = False  # film the first episode (control; pip install moviepy)
+    out: Path | None = None  # folder for the film; None: RUN_DIR/video
+    prompt: str | None = None  # complete this problem with the likeliest tokens, evaluate nothing (language models)
 
 
 # ----------------------------------------------------------------------------------------------- reading a run
 
 
-def open_run(run_dir: Path, video: bool):
-    """(module of the script, its Args) of the run in a folder. Raises Refused."""
-    path = run_dir / "config.json"
-    try:
-        config = json.loads(path.read_text())
-        name = config.get("script") or Path(config["command"][0]).stem
-        stored = config["args"] | {"run_dir": None}
-    except Exception as error:  # no such file, or whatever a damaged one leads to
-        reason = getattr(error, "strerror", None) or "damaged"
-        raise Refused(f"{path} cannot be read ({reason}); name the folder of a run") from error
-    if name not in CONTROL + LLM:  # before the import: a folder from elsewhere must not choose a module
-        raise Refused(f"{path}: a run of {name!r}, not of {', '.join(CONTROL + LLM)}")
-    if video and sys.platform == "linux":
+def open_run(options: Options):
+    """(module of the script, its Args) of the run in a folder."""
+    config = json.loads((options.run_dir / "config.json").read_text())
+    if config["script"] not in CONTROL + LLM:  # before the import: a folder from elsewhere must not choose a module
+        raise ValueError(f"{options.run_dir}: a run of {config['script']!r}, not of {', '.join(CONTROL + LLM)}")
+    if options.video and sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")  # draws without a display; MuJoCo reads it as it is imported
-    script = importlib.import_module(name)
-    try:
-        return script, script.Args(**stored)
-    except Exception as error:  # fields or values that this version of the script does not know
-        raise Refused(f"{path} does not fit {name}.py: {' '.join(str(error).split())}") from error
+    script = importlib.import_module(config["script"])
+    return script, script.Args(**config["args"] | {"run_dir": None})
 
 
-def load_policy(script, run_dir: Path, model: torch.nn.Module, name_in_checkpoint: str) -> tuple[str, int | None]:
-    """Gives the model the weights of the run's policy. Returns where they are from, and the update: None for the last.
-    Raises Refused."""
-    for path in (run_dir / "model.pt", run_dir / "checkpoint.pt", run_dir / "checkpoint_previous.pt"):
-        try:
-            saved, what, iteration = script.read_file(path, "cpu"), path.name, None
-            if path.name != "model.pt":
-                saved, iteration = saved[name_in_checkpoint], saved["iteration"]
-                what = f"checkpoint after update {iteration}"
-        except FileNotFoundError:
-            continue
-        except Exception as error:  # whatever a damaged file leads to
-            raise Refused(f"{path} is damaged ({error!r:.80}); move it away to use an older one") from error
-        try:
-            model.load_state_dict(saved)
-        except Exception as error:  # other names or shapes, or no state_dict at all
-            raise Refused(f"{path} does not fit the networks that config.json asks for") from error
-        return what, iteration
-    raise Refused(f"{run_dir} holds no model.pt and no checkpoint.pt: this run has no policy")
+def load_policy(run_dir: Path, model: torch.nn.Module, name_in_checkpoint: str) -> tuple[str, int | None]:
+    """Gives the model the weights of the run's policy. Returns where they are from, and the update: None for the
+    last."""
+    if (run_dir / "model.pt").exists():
+        model.load_state_dict(torch.load(run_dir / "model.pt", map_location="cpu", weights_only=True))
+        return "model.pt", None
+    saved = torch.load(run_dir / "checkpoint.pt", map_location="cpu", weights_only=True)
+    model.load_state_dict(saved[name_in_checkpoint])
+    iteration = saved["state"]["iteration"]
+    return f"checkpoint after update {iteration}", iteration
 
 
 def own_evaluation(run_dir: Path, step: int | None) -> dict[str, float]:
     """The row of evals.csv after so many steps; None: the last row. Empty where there is none."""
-    try:
-        with open(run_dir / "evals.csv", newline="") as file:
-            rows = [{name: float(x) for name, x in row.items()} for row in csv.DictReader(file)]
-    except (OSError, ValueError, TypeError):
+    if not (run_dir / "evals.csv").exists():
         return {}
+    with open(run_dir / "evals.csv", newline="") as file:
+        rows = [{name: float(x) for name, x in row.items()} for row in csv.DictReader(file)]
     rows = [row for row in rows if step in (None, next(iter(row.values())))]
     return rows[-1] if rows else {}
 
 
 def report(title: str, scores: dict[str, float], own: dict[str, float]) -> None:
     """One line of scores, and one that compares them with the run's own, if there are any."""
-
-    def line(scores: dict[str, float]) -> str:
-        return ", ".join(f"{name} {x}" for name, x in scores.items())
-
-    print(f"{title}: {line(scores)}")
     own = {name: x for name, x in own.items() if name in scores}
+    print(f"{title}: {', '.join(f'{name} {x}' for name, x in scores.items())}")
     if own and all(scores[name] == x for name, x in own.items()):
         print("equal to the run's own evaluation, to the last digit")
     elif own:
-        print(f"not equal to the run's own evaluation ({line(own)}): another device, machine, version or environment")
+        print(f"not equal to the run's own evaluation, {own}: another device, machine, version or environment")
 
 
 # ----------------------------------------------------------------------------------------------------- control
 
 
-def evaluate_control(script, args, own_args, options: Options) -> None:
-    if options.prompt is not None:
-        raise Refused(f"--prompt is for runs of {' and '.join(LLM)}; this one is of {script.__name__}")
+def evaluate_control(script, args, is_own: bool, options: Options) -> None:
     if options.video:
-        refuse_film(script, args.env_id)
-    device = script.open_device(args.device)
+        try_film(args.env_id)
     env = script.make_env(args.env_id)
     env.close()
-    agent = script.Agent(env.observation_space.shape[0], math.prod(env.action_space.shape)).to(device)
-    what, iteration = load_policy(script, options.run_dir, agent, "agent")
+    agent = script.Agent(env.observation_space.shape[0], math.prod(env.action_space.shape)).to(args.device)
+    what, iteration = load_policy(options.run_dir, agent, "agent")
     folder = options.out or options.run_dir / "video"
     with filmed(script, args, folder) if options.video else nullcontext():
-        returns, lengths = script.evaluate(agent, args.env_id, args.eval_episodes, args.seed)
+        if is_own:
+            returns, lengths = script.evaluate(agent, args.env_id, args.eval_episodes, args.seed)
+        else:  # in portions: as many environments as episodes take as much memory
+            starts = range(0, args.eval_episodes, PORTION)
+            seeds = [args.seed, *np.random.SeedSequence(args.seed).generate_state(len(starts)).tolist()]
+            parts = []
+            for start, seed in zip(starts, seeds, strict=False):
+                episodes = min(PORTION, args.eval_episodes - start)
+                parts.append(script.evaluate(agent, args.env_id, episodes, seed))
+            returns, lengths = (np.concatenate(part) for part in zip(*parts, strict=True))
     script.require_finite("returns", torch.as_tensor(returns))
     scores = {"eval_return": returns.mean(), "eval_std": returns.std(), "eval_length": lengths.mean()}
     step = None if iteration is None else iteration * args.batch_size
-    own = own_evaluation(options.run_dir, step) if same_evaluation(args, own_args) else {}
+    own = own_evaluation(options.run_dir, step) if is_own else {}
     report(f"{args.env_id} ({what}), seed {args.seed}, {args.eval_episodes} episodes", scores, own)
     if options.video:
         part = f"its first {LONGEST_FILM} steps" if lengths[0] > LONGEST_FILM else f"{lengths[0]} steps"
         print(f"film of the first of these episodes, return {returns[0]}, {part}: {folder}")
 
 
-def refuse_film(script, env_id: str) -> None:
-    """Raises Refused, before an evaluation is spent on it, for what cannot be filmed or drawn here."""
+def try_film(env_id: str) -> None:
+    """Raises ValueError, before an evaluation is spent on it, for what cannot be filmed or drawn here."""
     try:
         import matplotlib  # noqa: F401
         import moviepy  # noqa: F401 (gymnasium's RecordVideo imports it much later)
     except ImportError as error:
-        raise Refused(f'--video needs {error.name}: pip install "gymnasium[other]", or moviepy') from error
+        raise ValueError(f'--video needs {error.name}: pip install "gymnasium[other]", or moviepy') from error
     try:
-        script.show_mujoco_warnings()
         with warnings.catch_warnings(action="ignore"):  # the error says it
             env = gym.make(env_id, render_mode="rgb_array")
         env.reset(seed=0)
         assert isinstance(env.render(), np.ndarray), "render gives no picture"
         env.close()
     except Exception as error:  # of the environment, of MuJoCo's import, or of the graphics driver
-        reason, backend = " ".join(str(error).split()), os.environ.get("MUJOCO_GL")
-        raise Refused(f"--video: {env_id} cannot be drawn here ({reason}; MUJOCO_GL is {backend})") from error
+        backend = os.environ.get("MUJOCO_GL")
+        raise ValueError(f"--video: {env_id} cannot be drawn here ({error}; MUJOCO_GL is {backend})") from error
 
 
 @contextmanager
 def filmed(script, args, folder: Path):
     """Films the first environment that the script makes, until its first episode ends: the first of the evaluation's
-    episodes, with its start and its noise. Drawing changes nothing in the simulation. Raises Refused for a folder that
-    cannot be written."""
+    episodes, with its start and its noise. Drawing changes nothing in the simulation."""
     from matplotlib.image import imsave
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "frames.png").touch()
-    except OSError as error:
-        raise Refused(f"--out {folder} cannot be written ({error.strerror}); name another folder") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "frames.png").touch()
 
     class Film(gym.wrappers.RecordVideo):
         def reset(self, **options):
@@ -231,79 +198,52 @@ def follow(env: gym.Env) -> None:
 # --------------------------------------------------------------------------------------------- language models
 
 
-def evaluate_llm(script, args, own_args, options: Options) -> None:
-    if options.video:
-        raise Refused(f"--video is for runs of {' and '.join(CONTROL)}; this one is of {script.__name__}")
-    device = script.open_device(args.device)
+def evaluate_llm(script, args, is_own: bool, options: Options) -> None:
     task = script.make_task(args)
     tokenizer = script.CharTokenizer(task.alphabet)
-    model = script.new_model(args, task, tokenizer, device)
-    what, iteration = load_policy(script, options.run_dir, model, "model")
+    model = script.new_model(args, task, tokenizer, torch.device(args.device))
+    what, iteration = load_policy(options.run_dir, model, "model")
     if options.prompt is not None:
-        return complete(script, args, model, task, tokenizer, options.prompt)
+        if not set(options.prompt) <= set(task.alphabet) or not 1 <= len(options.prompt) <= task.prompt_length:
+            raise ValueError(f"--prompt must be 1 to {task.prompt_length} characters of {task.alphabet!r}")
+        problem = script.Problem(options.prompt, solution="", answer="0")  # the reward is not looked at
+        batch, texts = script.generate(model, task, tokenizer, [problem], 1, args)
+        return print(texts[0] + (" (cut, without an end)" if batch["truncated"].any() else ""))
     scores, examples = script.evaluate(model, task, tokenizer, args)
-    own = own_evaluation(options.run_dir, iteration) if same_evaluation(args, own_args) else {}
+    own = own_evaluation(options.run_dir, iteration) if is_own else {}
     report(f"{args.task} ({what}), seed {args.seed}, {args.eval_problems} problems", scores, own)
     print("\nsampled completions:")
     for prompt, completion, answer, reward in examples:
         print(f"{prompt}  ({'right' if reward else f'wrong, the answer is {answer}'})\n{indent(completion, '    ')}")
 
 
-def complete(script, args, model, task, tokenizer, prompt: str) -> None:
-    """Prints the likeliest completion of a prompt. Raises Refused for one that the model cannot read."""
-    unknown = sorted(set(prompt) - set(task.alphabet))
-    if unknown or not 1 <= len(prompt) <= task.prompt_length:
-        wanted = f"1 to {task.prompt_length} characters of {task.alphabet!r}"
-        raise Refused(f"--prompt must be {wanted}, not {''.join(unknown) or prompt!r}")
-    problem = script.Problem(prompt, solution="", answer="0")  # the answer is unknown and the reward not looked at
-    batch, texts = script.complete(model, task, tokenizer, [problem], 1, args)
-    print(texts[0])
-    if batch["truncated"].any():
-        print(f"cut after {args.completion_length} characters, without an end", file=sys.stderr)
-
-
 # -------------------------------------------------------------------------------------------------------- main
 
 
-def same_evaluation(args, own_args) -> bool:
-    """Whether the run's own evaluations had these episodes; on another device they may still round differently."""
-    return args == dataclasses.replace(own_args, device=args.device)
-
-
-def run(options: Options) -> None:
-    """Raises Refused; FloatingPointError and TimeoutError for a policy or an environment that is at fault."""
-    torch.set_num_threads(1)  # as in training; sums of other numbers of threads round differently
-    if options.out and not options.video:
-        raise Refused("--out is the folder of a film; add --video")
-    if options.prompt is not None and (options.episodes, options.seed) != (None, None):
-        raise Refused("--prompt evaluates nothing; leave out --episodes and --seed")
-    script, own_args = open_run(options.run_dir, options.video)
-    count = "eval_episodes" if script.__name__ in CONTROL else "eval_problems"
-    changes = {count: options.episodes, "seed": options.seed, "device": options.device}
-    try:
-        args = dataclasses.replace(own_args, **{name: x for name, x in changes.items() if x is not None})
-    except ValueError as error:
-        raise Refused(str(error)) from error
-    if not 1 <= getattr(args, count) <= 10**5 and options.prompt is None:
-        raise Refused(f"--episodes must lie in 1 .. 100000, not {getattr(args, count)}")
-    try:
-        (evaluate_control if script.__name__ in CONTROL else evaluate_llm)(script, args, own_args, options)
-    except script.Refused as error:  # each script has its own
-        raise Refused(str(error)) from error
-
-
-def main() -> int:
+def main() -> None:
     options = tyro.cli(Options, description=__doc__)
+    options.run_dir, options.out = options.run_dir.expanduser(), options.out and options.out.expanduser()
+    torch.set_num_threads(1)  # as in training; sums of other numbers of threads round differently
     try:
-        run(options)
-    except (Refused, FloatingPointError, TimeoutError) as error:
-        print(f"{Path(__file__).name}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, Refused) else 1
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
-    return 0
+        script, own_args = open_run(options)
+        is_control = script.__name__ in CONTROL
+        if options.prompt is not None and (is_control or options.episodes or options.seed):
+            raise ValueError(f"--prompt is for runs of {' and '.join(LLM)}, without --episodes and --seed")
+        if (options.video and not is_control) or (options.out and not options.video):
+            raise ValueError(f"--video is for runs of {' and '.join(CONTROL)}, --out for --video")
+        count = "eval_episodes" if is_control else "eval_problems"
+        changes = {count: options.episodes, "seed": options.seed, "device": options.device}
+        args = dataclasses.replace(own_args, **{name: x for name, x in changes.items() if x is not None})
+        if not 1 <= getattr(args, count) <= 10**5:
+            raise ValueError(f"--episodes must lie in 1 .. 100000, not {getattr(args, count)}")
+        is_own = args == dataclasses.replace(own_args, device=args.device)
+        (evaluate_control if is_control else evaluate_llm)(script, args, is_own, options)
+    except FloatingPointError as error:  # the policy is at fault
+        sys.exit(f"{Path(__file__).name}: {error}")
+    except Exception as error:  # of whatever kind: files, environments, torch and graphics have their own
+        print(f"{Path(__file__).name}: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
