@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -36,11 +37,28 @@ def run_script(name: str, *words: str, cwd: Path, **more) -> subprocess.Complete
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT, timeout=300, **more)
 
 
-def train(script, run_dir: Path, updates: int, **args) -> dict:
-    """A small training in this process, of so many updates. Returns what result.json holds."""
+def train(script, run_dir: Path, updates: int, **args):
+    """A small training in this process, of so many updates. Returns the agent."""
     args = SMALL | args
+    run_dir.mkdir(parents=True, exist_ok=True)
     total_timesteps = args["num_envs"] * args["num_steps"] * updates
-    return script.train(script.Args(run_dir=run_dir, total_timesteps=total_timesteps, **args))
+    return script.train(script.Args(total_timesteps=total_timesteps, **args), run_dir)
+
+
+def call_main(script, monkeypatch, capfd, cwd: Path, *words) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of `python NAME.py WORDS` in the folder cwd. In this process: saves the import."""
+    cwd.mkdir(exist_ok=True)
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, words)])
+    capfd.readouterr()
+    try:
+        code = script.main() or 0
+    except SystemExit as end:
+        code = end.code or 0
+    except Exception:  # what the interpreter would do
+        traceback.print_exc()
+        code = 1
+    return code, *capfd.readouterr()
 
 
 def read_csv(path: Path) -> list[dict[str, float]]:
@@ -49,12 +67,7 @@ def read_csv(path: Path) -> list[dict[str, float]]:
 
 
 def read_json(path: Path) -> dict:
-    """Strict: NaN and Infinity are no JSON."""
-
-    def refuse(constant):
-        raise ValueError(f"{constant} in {path}")
-
-    return json.loads(path.read_text(), parse_constant=refuse)
+    return json.loads(path.read_text())
 
 
 def read_model(run_dir: Path) -> dict[str, torch.Tensor]:
@@ -83,5 +96,4 @@ def spy(monkeypatch, script, name: str) -> list[tuple]:
 def start(script, envs, seed: int) -> dict:
     """The state with which `rollout` begins."""
     obs, _ = envs.reset(seed=[seed + 1000 * i for i in range(envs.num_envs)])
-    zeros = torch.zeros(envs.num_envs).numpy()
-    return {"obs": obs, "global_step": 0, "episode_return": zeros.astype(float), "episode_length": zeros.astype(int)}
+    return {"obs": obs, "global_step": 0}

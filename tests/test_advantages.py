@@ -60,10 +60,10 @@ def random_trajectories(steps=12, envs=5, dtype=torch.float64):
     return rewards, values, next_values, terminated, terminated | truncated, 0.7 * torch.randn(steps, envs, dtype=dtype)
 
 
-def both(vaco, rewards, values, next_values, terminated, done, gamma, gae_lambda):
+def both(ppo, vaco, rewards, values, next_values, terminated, done, gamma, gae_lambda):
     """Advantages by `gae`, and by `vtrace` with random ratios on both sides of 1."""
     trace = (rewards, values, next_values, terminated, done)
-    gae = vaco.gae(*trace, gamma, gae_lambda)[0]
+    gae = ppo.gae(*trace, gamma, gae_lambda)[0]
     return {"gae": gae, "vtrace": vaco.vtrace(*trace, torch.randn_like(rewards), gamma, gae_lambda)[0]}
 
 
@@ -73,8 +73,8 @@ def both(vaco, rewards, values, next_values, terminated, done, gamma, gae_lambda
 @pytest.mark.parametrize(
     ("gae_lambda", "expected"), [(1.0, [3.668, 3.02, 2.3]), (0.95, [3.4436075, 2.9165, 2.3]), (0.0, [0.95, 0.95, 2.3])]
 )
-def test_gae_of_three_steps_worked_by_hand(script, gae_lambda, expected):
-    advantages, returns = script.gae(**T3, gamma=0.9, gae_lambda=gae_lambda)
+def test_gae_of_three_steps_worked_by_hand(ppo, gae_lambda, expected):
+    advantages, returns = ppo.gae(**T3, gamma=0.9, gae_lambda=gae_lambda)
     assert advantages.flatten().tolist() == pytest.approx(expected)
     assert returns.flatten().tolist() == pytest.approx([x + 0.5 for x in expected])
 
@@ -95,9 +95,9 @@ def test_vtrace_of_three_steps_worked_by_hand(vaco, gae_lambda, targets):
 
 
 @pytest.mark.parametrize(("gamma", "gae_lambda"), [(0.99, 0.95), (0.9, 1.0), (1.0, 0.5), (0.7, 0.0), (0.0, 0.9)])
-def test_gae_equals_the_sum_of_its_definition(script, gamma, gae_lambda):
+def test_gae_equals_the_sum_of_its_definition(ppo, gamma, gae_lambda):
     *trace, _ = random_trajectories()
-    for got, expected in zip(script.gae(*trace, gamma, gae_lambda), slow_gae(*trace, gamma, gae_lambda), strict=True):
+    for got, expected in zip(ppo.gae(*trace, gamma, gae_lambda), slow_gae(*trace, gamma, gae_lambda), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -117,17 +117,17 @@ def test_vtrace_bars_are_1_by_default(vaco):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_vtrace_with_equal_policies_is_gae_to_the_bit(vaco, dtype):
+def test_vtrace_with_equal_policies_is_gae_to_the_bit(ppo, vaco, dtype):
     *trace, _ = random_trajectories(50, 16, dtype)
     zeros = torch.zeros_like(trace[0])
-    for got, expected in zip(vaco.vtrace(*trace, zeros, 0.99, 0.95), vaco.gae(*trace, 0.99, 0.95), strict=True):
+    for got, expected in zip(vaco.vtrace(*trace, zeros, 0.99, 0.95), ppo.gae(*trace, 0.99, 0.95), strict=True):
         assert torch.equal(got, expected)
 
 
-def test_vtrace_bears_ratios_that_overflow(vaco):
+def test_vtrace_bears_ratios_that_overflow(ppo, vaco):
     *trace, _ = random_trajectories(dtype=torch.float32)
     huge = vaco.vtrace(*trace, torch.full_like(trace[0], 200.0), 0.99, 0.95)  # exp(200) is inf; the bars make it 1
-    for got, expected in zip(huge, vaco.gae(*trace, 0.99, 0.95), strict=True):
+    for got, expected in zip(huge, ppo.gae(*trace, 0.99, 0.95), strict=True):
         assert torch.equal(got, expected)
 
 
@@ -135,44 +135,44 @@ def test_vtrace_bears_ratios_that_overflow(vaco):
 
 
 @pytest.mark.parametrize(("terminated", "truncated", "delta"), [(0, 1, 0.0), (1, 0, -99.0), (1, 1, -99.0), (0, 0, 0.0)])
-def test_a_time_limit_bootstraps_and_a_terminal_state_does_not(vaco, terminated, truncated, delta):
+def test_a_time_limit_bootstraps_and_a_terminal_state_does_not(ppo, vaco, terminated, truncated, delta):
     """Reward 1 for ever at gamma .99 is worth 100. A state both terminal and at the time limit is terminal."""
     ones = torch.ones(1, 1)
     ends = ones.bool() * terminated, ones.bool() * (terminated | truncated)
-    for name, advantages in both(vaco, ones, 100 * ones, 100 * ones, *ends, 0.99, 0.95).items():
+    for name, advantages in both(ppo, vaco, ones, 100 * ones, 100 * ones, *ends, 0.99, 0.95).items():
         assert advantages.item() == pytest.approx(delta, abs=1e-4), name
 
 
-def test_a_truncation_inside_the_batch_does_not_see_the_next_episode(vaco):
+def test_a_truncation_inside_the_batch_does_not_see_the_next_episode(ppo, vaco):
     """Two episodes of values 1 and 100, gamma 1, no reward, each cut by its time limit: no surprise."""
     values = torch.tensor([[1.0], [1.0], [100.0], [100.0]])
     truncated = torch.tensor([[0], [1], [0], [1]])
     trace = (torch.zeros(4, 1), values, values, torch.zeros(4, 1), truncated)
-    for name, advantages in both(vaco, *trace, 1.0, 0.95).items():
+    for name, advantages in both(ppo, vaco, *trace, 1.0, 0.95).items():
         assert advantages.abs().max() == 0, name
 
 
 @pytest.mark.parametrize("by_time_limit", [True, False])
-def test_the_next_episode_leaves_earlier_advantages_unchanged(vaco, by_time_limit):
+def test_the_next_episode_leaves_earlier_advantages_unchanged(ppo, vaco, by_time_limit):
     rewards, values, next_values, _, _, log_rhos = random_trajectories(10, 3)
     done = torch.zeros(10, 3, dtype=torch.bool)
     done[5] = True
     terminated = torch.zeros_like(done) if by_time_limit else done
     ahead = rewards.clone()
     ahead[6:] = 1e6
-    for estimate in (vaco.gae, lambda *trace: vaco.vtrace(*trace[:5], log_rhos, *trace[5:])):
+    for estimate in (ppo.gae, lambda *trace: vaco.vtrace(*trace[:5], log_rhos, *trace[5:])):
         before, _ = estimate(rewards, values, next_values, terminated, done, 0.99, 0.95)
         after, _ = estimate(ahead, values, next_values, terminated, done, 0.99, 0.95)
         assert torch.equal(before[:6], after[:6])
         assert (after[6:] > 1e5).all()
 
 
-def test_the_last_step_bootstraps(vaco):
+def test_the_last_step_bootstraps(ppo, vaco):
     """delta = 1 + .9 x 2 - .5 = 2.3, also in a rollout of one step."""
-    for name, advantages in both(vaco, **T3, gamma=0.9, gae_lambda=0.95).items():
+    for name, advantages in both(ppo, vaco, **T3, gamma=0.9, gae_lambda=0.95).items():
         assert advantages[-1].item() == pytest.approx(2.3), name
     one_step = {name: x[-1:] for name, x in T3.items()}
-    for name, advantages in both(vaco, **one_step, gamma=0.9, gae_lambda=0.95).items():
+    for name, advantages in both(ppo, vaco, **one_step, gamma=0.9, gae_lambda=0.95).items():
         assert advantages.flatten().tolist() == pytest.approx([2.3]), name
 
 
@@ -180,44 +180,44 @@ def test_the_last_step_bootstraps(vaco):
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.float64, torch.uint8, torch.int64])
-def test_flags_are_bool_or_numbers(vaco, dtype):
+def test_flags_are_bool_or_numbers(ppo, vaco, dtype):
     rewards, values, next_values, terminated, done, log_rhos = random_trajectories(dtype=torch.float32)
     expected = vaco.vtrace(rewards, values, next_values, terminated, done, log_rhos, 0.99, 0.95)
     got = vaco.vtrace(rewards, values, next_values, terminated.to(dtype), done.to(dtype), log_rhos, 0.99, 0.95)
     assert all(torch.equal(x, y) and x.dtype == torch.float32 for x, y in zip(got, expected, strict=True))
-    expected = vaco.gae(rewards, values, next_values, terminated, done, 0.99, 0.95)
-    got = vaco.gae(rewards, values, next_values, terminated.to(dtype), done.to(dtype), 0.99, 0.95)
+    expected = ppo.gae(rewards, values, next_values, terminated, done, 0.99, 0.95)
+    got = ppo.gae(rewards, values, next_values, terminated.to(dtype), done.to(dtype), 0.99, 0.95)
     assert all(torch.equal(x, y) and x.dtype == torch.float32 for x, y in zip(got, expected, strict=True))
 
 
-def test_float64_keeps_its_precision(vaco):
+def test_float64_keeps_its_precision(ppo, vaco):
     """1 + 1e-12 is 1 in float32."""
     one = torch.ones(1, 1, dtype=torch.float64)
-    for name, advantages in both(vaco, one * (1 + 1e-12), one, 0 * one, 0 * one, 0 * one, 0.9, 0.95).items():
+    for name, advantages in both(ppo, vaco, one * (1 + 1e-12), one, 0 * one, 0 * one, 0 * one, 0.9, 0.95).items():
         assert advantages.dtype == torch.float64, name
         assert advantages.item() == pytest.approx(1e-12, rel=1e-3), name
 
 
-def test_no_gradient_passes_and_no_input_changes(vaco):
+def test_no_gradient_passes_and_no_input_changes(ppo, vaco):
     *trace, log_rhos = random_trajectories(dtype=torch.float32)
     inputs = [*trace, log_rhos]
     for x in (*inputs[:3], log_rhos):
         x.requires_grad_()
     copies = [x.detach().clone() for x in inputs]
-    results = [*vaco.gae(*trace, 0.99, 0.95), *vaco.vtrace(*trace, log_rhos, 0.99, 0.95)]
+    results = [*ppo.gae(*trace, 0.99, 0.95), *vaco.vtrace(*trace, log_rhos, 0.99, 0.95)]
     assert not any(x.requires_grad for x in results)
     assert all(torch.equal(x, before) for x, before in zip(inputs, copies, strict=True))
 
 
 @pytest.mark.parametrize("wrong", range(6))
-def test_shapes_that_would_broadcast_are_refused(vaco, wrong):
+def test_shapes_that_would_broadcast_are_refused(ppo, vaco, wrong):
     trace = list(random_trajectories())
     trace[wrong] = trace[wrong][:, :1]
     with pytest.raises(AssertionError):
         vaco.vtrace(*trace, 0.99, 0.95)
     if wrong < 5:
         with pytest.raises(AssertionError):
-            vaco.gae(*trace[:5], 0.99, 0.95)
+            ppo.gae(*trace[:5], 0.99, 0.95)
 
 
 # ------------------------------------------------------------------------------------------- inside a training

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import CONTROL, load, read_csv, read_json, read_model
+from helpers import CONTROL, load, read_csv, read_model
 
 
 @pytest.mark.parametrize("lag", [0, 8])
@@ -17,11 +17,10 @@ def test_inverted_pendulum_far_above_random(script, lag, tmp_path):
         num_minibatches=4,
         learning_rate=3e-3,
         num_evals=1,
-        run_dir=tmp_path / "run",
+        eval_episodes=3,
     )
-    result = script.train(args)
-    assert result["status"] == "finished"
-    assert result["eval_return"] > 200
+    script.train(args, tmp_path)
+    assert read_csv(tmp_path / "evals.csv")[-1]["eval_return"] > 200
 
 
 @pytest.mark.slow
@@ -35,9 +34,10 @@ def test_vaco_bears_a_lag_at_which_ppo_stalls(ppo, vaco, tmp_path):
             num_minibatches=8,
             learning_rate=1e-3,
             update_epochs=10,
-            run_dir=tmp_path / script.__name__,
         )
-        returns[script.__name__] = script.train(args)["eval_return"]
+        (tmp_path / script.__name__).mkdir()
+        script.train(args, tmp_path / script.__name__)
+        returns[script.__name__] = read_csv(tmp_path / script.__name__ / "evals.csv")[-1]["eval_return"]
     assert returns["ppo_continuous"] < 300
     assert returns["vaco_continuous"] > returns["ppo_continuous"] + 300
 
@@ -59,10 +59,7 @@ def test_two_updates_on_a_gpu(name, compiled, tmp_path):
         num_minibatches=4,
         eval_episodes=2,
         num_evals=1,
-        run_dir=tmp_path / "run",
     )
-    result = script.train(args)
-    assert read_json(tmp_path / "run" / "result.json") == result
-    assert result["status"] == "finished"
-    assert len(read_csv(tmp_path / "run" / "metrics.csv")) == 2
-    assert all(x.isfinite().all() for x in read_model(tmp_path / "run").values())
+    script.train(args, tmp_path)
+    assert len(read_csv(tmp_path / "metrics.csv")) == 2
+    assert all(x.isfinite().all() for x in read_model(tmp_path).values())

@@ -47,12 +47,12 @@ def test_clipped_loss_by_hand(ppo):
     min(2, 1.2) + min(.5, .8) + min(-2, -1.2) + min(-.5, -.8) + 3.3 = 1.2 + .5 - 2 - .8 + 3.3 = 2.2"""
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0, 3.0])
     new = log(2, 0.5, 2, 0.5, 1.1).requires_grad_()
-    loss, metrics = ppo.policy_loss(new, log(1, 1, 1, 1, 1.1), log(1, 1, 1, 1, 1), advantages, ppo_args())
+    loss, losses = ppo.policy_loss(new, log(1, 1, 1, 1, 1.1), log(1, 1, 1, 1, 1), advantages, ppo_args())
     assert loss.item() == pytest.approx(-2.2 / 5)
     loss.backward()  # of -ratio A / 5 where the clip does not hold it, else 0
     assert new.grad.tolist() == pytest.approx([0, -0.5 / 5, 2 / 5, 0, -3.3 / 5])
-    assert metrics["clipfrac"].item() == pytest.approx(4 / 5)
-    assert metrics["tv"].item() == pytest.approx(0.5 * (1 + 0.5 + 1 + 0.5 + 0) / 5)  # to pi_T
+    assert losses["losses/clipfrac"].item() == pytest.approx(4 / 5)
+    assert losses["lag/tv_forward_mean"].item() == pytest.approx(0.5 * (1 + 0.5 + 1 + 0.5 + 0) / 5)  # to pi_T
 
 
 def test_recomputed_logprobs_centre_the_clip_on_the_learner(ppo):
@@ -65,8 +65,8 @@ def test_recomputed_logprobs_centre_the_clip_on_the_learner(ppo):
 
 
 def test_width_of_the_clip(ppo):
-    loss, metrics = ppo.policy_loss(log(2), log(1), log(1), torch.ones(1), ppo_args(clip_coef=0.5))
-    assert (loss.item(), metrics["clipfrac"].item()) == (-1.5, 1)
+    loss, losses = ppo.policy_loss(log(2), log(1), log(1), torch.ones(1), ppo_args(clip_coef=0.5))
+    assert (loss.item(), losses["losses/clipfrac"].item()) == (-1.5, 1)
 
 
 # --------------------------------------------------------------------------------------------------- VACO's loss
@@ -78,21 +78,21 @@ def test_filtered_loss_by_hand(vaco):
     each kept point is -ratio A / 4, the mean is over all four."""
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
     new = log(2, 0.5, 2, 0.5).requires_grad_()
-    loss, metrics = vaco.policy_loss(new, log(1, 1, 1, 1), log(0.5, 0.5, 2, 2), advantages, vaco_args())
+    loss, losses = vaco.policy_loss(new, log(1, 1, 1, 1), log(0.5, 0.5, 2, 2), advantages, vaco_args())
     assert loss.item() == pytest.approx(0)
     loss.backward()
     assert new.grad.tolist() == pytest.approx([0, -1 / 4, 1 / 4, 0])
-    assert metrics["tv"].item() == pytest.approx(0.375)
-    assert (metrics["filtered_fraction"].item(), metrics["filter_triggered"].item()) == (0.5, 1)
+    assert losses["lag/tv_forward_mean"].item() == pytest.approx(0.375)
+    assert (losses["lag/filtered_fraction"].item(), losses["lag/filter_triggered"].item()) == (0.5, 1)
 
 
 def test_without_the_filter_every_point_counts(vaco):
     new = log(2, 0.5).requires_grad_()
     advantages = torch.tensor([1.0, -1.0])
-    loss, metrics = vaco.policy_loss(new, log(1, 1), log(0.5, 0.5), advantages, vaco_args(tv_filter=False))
+    loss, losses = vaco.policy_loss(new, log(1, 1), log(0.5, 0.5), advantages, vaco_args(tv_filter=False))
     assert loss.item() == pytest.approx(-(4 - 1) / 2)
-    assert metrics["tv"].item() == pytest.approx(0.375)
-    assert (metrics["filtered_fraction"].item(), metrics["filter_triggered"].item()) == (0, 0)
+    assert losses["lag/tv_forward_mean"].item() == pytest.approx(0.375)
+    assert (losses["lag/filtered_fraction"].item(), losses["lag/filter_triggered"].item()) == (0, 0)
 
 
 # ---------------------------------------------------------------------------------------------------- the filter
@@ -200,7 +200,8 @@ def minibatch(script, agent, size=64):
     """Points of pi_T = `agent`, acted by a policy that was a little different."""
     obs, actions = torch.randn(size, 3), torch.randn(size, 2)
     learner = torch.distributions.Normal(agent.action_mean(obs), agent.log_std.exp()).log_prob(actions).sum(-1).detach()
-    mb = {"obs": obs, "actions": actions, "learner_logprobs": learner, "logprobs": learner + 0.3 * torch.randn(size)}
+    logprobs = learner + 0.3 * torch.randn(size)
+    mb = {"norm_obs": obs, "actions": actions, "learner_logprobs": learner, "logprobs": logprobs}
     return mb | {"advantages": 5 + 3 * torch.randn(size), "returns": torch.randn(size)}
 
 
@@ -208,13 +209,13 @@ def step(script, agent, mb, **args):
     """One step of plain gradient descent at rate 1, so that the change of the parameters is the gradient: a tenth of it
     is the first moment after one step."""
     args = script.Args(**{"max_grad_norm": 1e9} | args)
-    adam, metrics = script.gradient_step(agent, script.adam_state(agent), mb, args)
-    torch.nn.utils.vector_to_parameters(adam["params"] - adam["exp_avg"] / 0.1, agent.parameters())
-    return metrics
+    opt_state, losses = script.gradient_step(agent, script.init_adam(agent), mb, args)
+    torch.nn.utils.vector_to_parameters(opt_state["params"] - opt_state["exp_avg"] / 0.1, agent.parameters())
+    return losses
 
 
-def adam_at(script, agent, lr):
-    return script.adam_state(agent) | {"lr": torch.tensor(lr)}
+def init_at(script, agent, lr):
+    return script.init_adam(agent) | {"lr": torch.tensor(lr)}
 
 
 def test_advantages_are_normalised_over_the_whole_minibatch(script, monkeypatch):
@@ -225,19 +226,19 @@ def test_advantages_are_normalised_over_the_whole_minibatch(script, monkeypatch)
     calls = spy(monkeypatch, script, "policy_loss")
     step(script, agent, mb)
     step(script, agent, mb, norm_adv=False)
-    (first, (_, metrics)), (second, _) = calls
+    (first, (_, losses)), (second, _) = calls
     expected = (mb["advantages"] - mb["advantages"].mean()) / mb["advantages"].std()
     torch.testing.assert_close(first[3], expected)
     assert torch.equal(second[3], mb["advantages"])
     if script.__name__ == "vaco_continuous":
-        assert 0.2 < metrics["filtered_fraction"] < 0.8
+        assert 0.2 < losses["lag/filtered_fraction"] < 0.8
 
 
 def test_value_loss_is_half_the_mean_squared_error(script):
     agent = script.Agent(3, 2)
     mb = minibatch(script, agent)
-    errors = (agent.value(mb["obs"]) - mb["returns"]).tolist()
-    assert step(script, agent, mb)["value_loss"].item() == pytest.approx(sum(e * e for e in errors) / 2 / 64)
+    errors = (agent(mb["norm_obs"])[1] - mb["returns"]).tolist()
+    assert step(script, agent, mb)["losses/value_loss"].item() == pytest.approx(sum(e * e for e in errors) / 2 / 64)
 
 
 @pytest.mark.parametrize("ent_coef", [0.0, 0.3])
@@ -248,9 +249,9 @@ def test_entropy_bonus_widens_the_policy(script, ent_coef):
     mb = minibatch(script, agent)
     mb["advantages"] = torch.zeros(64)
     before = {name: x.clone() for name, x in agent.state_dict().items()}
-    metrics = step(script, agent, mb, ent_coef=ent_coef, norm_adv=False)
+    losses = step(script, agent, mb, ent_coef=ent_coef, norm_adv=False)
     entropy = torch.distributions.Normal(torch.zeros(2), torch.tensor([0.5, -1.0]).exp()).entropy().sum()
-    torch.testing.assert_close(metrics["entropy"], entropy)
+    torch.testing.assert_close(losses["losses/entropy"], entropy)
     assert agent.log_std.tolist() == pytest.approx([0.5 + ent_coef, -1 + ent_coef])
     assert torch.equal(agent.actor[4].weight, before["actor.4.weight"])
 
@@ -271,9 +272,9 @@ def test_gradient_is_clipped_by_its_norm_and_logged_before(script):
     agent = script.Agent(3, 2)
     mb = minibatch(script, agent)
     before = torch.nn.utils.parameters_to_vector(agent.parameters()).detach()
-    metrics = step(script, agent, mb, max_grad_norm=0.01)
+    losses = step(script, agent, mb, max_grad_norm=0.01)
     change = torch.nn.utils.parameters_to_vector(agent.parameters()).detach() - before
-    assert metrics["grad_norm"] > 0.05
+    assert losses["losses/grad_norm"] > 0.05
     assert change.norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
@@ -281,27 +282,27 @@ def test_gradient_is_clipped_by_its_norm_and_logged_before(script):
 def test_steps_are_those_of_torch(script, max_grad_norm):
     """Gradient by autograd on the agent itself, clip_grad_norm_ and torch.optim.Adam, on three minibatches."""
     agent, args = script.Agent(3, 2), script.Args(ent_coef=0.1, max_grad_norm=max_grad_norm)
-    agent.obs_mean += 0.3
-    adam, reference = adam_at(script, agent, 0.01), copy.deepcopy(agent)
+    opt_state, reference = init_at(script, agent, 0.01), copy.deepcopy(agent)
     optimizer = torch.optim.Adam(reference.parameters(), lr=0.01, eps=1e-5)
     before = torch.nn.utils.parameters_to_vector(agent.parameters()).detach().clone()
     for _ in range(3):
         mb = minibatch(script, agent)
-        adam, metrics = script.gradient_step(agent, adam, mb, args)
+        opt_state, losses = script.gradient_step(agent, opt_state, mb, args)
 
-        normal = torch.distributions.Normal(reference.action_mean(mb["obs"]), reference.log_std.exp())
+        mean, newvalues = reference(mb["norm_obs"])
+        normal = torch.distributions.Normal(mean, reference.log_std.exp())
         advantages = (mb["advantages"] - mb["advantages"].mean()) / (mb["advantages"].std() + 1e-8)
         new = normal.log_prob(mb["actions"]).sum(-1)
         loss, _ = script.policy_loss(new, mb["learner_logprobs"], mb["logprobs"], advantages, args)
         loss = loss - 0.1 * normal.entropy().sum(-1).mean()
-        loss = loss + 0.5 * 0.5 * ((reference.value(mb["obs"]) - mb["returns"]) ** 2).mean()
+        loss = loss + 0.5 * 0.5 * ((newvalues - mb["returns"]) ** 2).mean()
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), max_grad_norm)
         optimizer.step()
-        torch.testing.assert_close(metrics["grad_norm"], norm)
+        torch.testing.assert_close(losses["losses/grad_norm"], norm)
         expected = torch.nn.utils.parameters_to_vector(reference.parameters())
-        torch.testing.assert_close(adam["params"], expected, rtol=1e-5, atol=1e-5)  # of steps of 0.01
+        torch.testing.assert_close(opt_state["params"], expected, rtol=1e-5, atol=1e-5)  # of steps of 0.01
     # pure: the agent is as it was, until `update` gives it the new parameters
     assert torch.equal(torch.nn.utils.parameters_to_vector(agent.parameters()), before)
 
@@ -319,8 +320,8 @@ def test_every_epoch_visits_every_point_once_in_a_new_order(script, monkeypatch)
     batch, args = batch_and_args(script, agent)
     copies = {name: x.clone() for name, x in batch.items()}
     calls = spy(monkeypatch, script, "gradient_step")
-    _, metrics = script.update(agent, adam_at(script, agent, 1e-3), batch, args, np.random.default_rng(0))
-    assert {len(x) for x in metrics.values()} == {5 * 4}
+    _, losses = script.update(agent, init_at(script, agent, 1e-3), batch, args, np.random.default_rng(0))
+    assert {len(x) for x in losses.values()} == {5 * 4}
     epochs = [torch.cat([arguments[2]["returns"] for arguments, _ in calls[i : i + 4]]) for i in range(0, 20, 4)]
     for order in epochs:
         assert torch.equal(order.sort()[0], batch["returns"].sort()[0])
@@ -337,8 +338,9 @@ def test_filter_looks_at_the_current_policy_in_every_minibatch(vaco):
     """At first pi_theta = pi_T, so nothing is dropped; the distance then grows, until the filter acts."""
     agent = vaco.Agent(3, 2)
     batch, args = batch_and_args(vaco, agent)
-    _, metrics = vaco.update(agent, adam_at(vaco, agent, 0.01), batch, args, np.random.default_rng(0))
-    tv, triggered, filtered = (metrics[name] for name in ("tv", "filter_triggered", "filtered_fraction"))
+    _, losses = vaco.update(agent, init_at(vaco, agent, 0.01), batch, args, np.random.default_rng(0))
+    tv = losses["lag/tv_forward_mean"]
+    triggered, filtered = losses["lag/filter_triggered"], losses["lag/filtered_fraction"]
     assert tv[0] < 1e-6
     assert len(set(tv.tolist())) == len(tv)
     assert torch.equal(triggered.bool(), tv > 0.1)
@@ -354,10 +356,10 @@ def test_target_kl_ends_the_update_after_the_epoch_that_exceeds_it(script):
         torch.manual_seed(1)
         agent = script.Agent(3, 2)
         batch, args = batch_and_args(script, agent, target_kl=target_kl)
-        _, metrics = script.update(agent, adam_at(script, agent, 0.01), batch, args, np.random.default_rng(0))
-        steps[target_kl] = len(metrics["approx_kl"])
-        assert metrics["approx_kl"][0].abs() < 1e-6
-        assert metrics["approx_kl"].max() > 1e-4
+        _, losses = script.update(agent, init_at(script, agent, 0.01), batch, args, np.random.default_rng(0))
+        steps[target_kl] = len(losses["losses/approx_kl_mean"])
+        assert losses["losses/approx_kl_mean"][0].abs() < 1e-6
+        assert losses["losses/approx_kl_mean"].max() > 1e-4
     assert steps == {None: 20, 1e-9: 4, 1e9: 20}
 
 
@@ -368,7 +370,8 @@ def test_target_kl_compares_the_mean_of_the_epoch(script):
         torch.manual_seed(1)
         agent = script.Agent(3, 2)
         batch, args = batch_and_args(script, agent, target_kl=target_kl)
-        return script.update(agent, adam_at(script, agent, 0.01), batch, args, np.random.default_rng(0))[1]["approx_kl"]
+        _, losses = script.update(agent, init_at(script, agent, 0.01), batch, args, np.random.default_rng(0))
+        return losses["losses/approx_kl_mean"]
 
     kl = run(None).view(5, 4)
     assert kl[0, -1] > 1.2 * kl[0].mean()
@@ -379,12 +382,12 @@ def test_target_kl_compares_the_mean_of_the_epoch(script):
 def test_mean_and_maximum_are_logged_over_the_whole_update(script, monkeypatch, tmp_path):
     calls = spy(monkeypatch, script, "update")
     train(script, tmp_path / "run", updates=3, env_id="toy_envs:Noise-v0", learning_rate=0.01)
-    for (_, (_, metrics)), row in zip(calls, read_csv(tmp_path / "run" / "metrics.csv"), strict=True):
-        assert row["losses/approx_kl_mean"] == pytest.approx(metrics["approx_kl"].mean().item())
-        assert row["losses/approx_kl_max"] == pytest.approx(metrics["approx_kl"].max().item())
-        assert row["lag/tv_forward_mean"] == pytest.approx(metrics["tv"].mean().item())
-        assert row["lag/tv_forward_max"] == pytest.approx(metrics["tv"].max().item())
-        assert row["lag/tv_forward_last"] == pytest.approx(metrics["tv"][-1].item())
+    for (_, (_, losses)), row in zip(calls, read_csv(tmp_path / "run" / "metrics.csv"), strict=True):
+        assert row["losses/approx_kl_mean"] == pytest.approx(losses["losses/approx_kl_mean"].mean().item())
+        assert row["losses/approx_kl_max"] == pytest.approx(losses["losses/approx_kl_mean"].max().item())
+        assert row["lag/tv_forward_mean"] == pytest.approx(losses["lag/tv_forward_mean"].mean().item())
+        assert row["lag/tv_forward_max"] == pytest.approx(losses["lag/tv_forward_mean"].max().item())
+        assert row["lag/tv_forward_last"] == pytest.approx(losses["lag/tv_forward_mean"][-1].item())
 
 
 # ---------------------------------------------------------------------------------- environments of known values

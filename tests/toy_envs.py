@@ -52,7 +52,8 @@ class DiscreteActions(Counter):
 
 class Noise(gym.Env):
     """Observations, rewards and episode ends are random and do not depend on the action, so that they are the same for
-    every policy. Terminates, or is truncated, or both, each in a tenth of the steps or so. Keeps what it was given."""
+    every policy. Terminates, or is truncated, or both, each in a tenth of the steps or so. Keeps what it was given:
+    every action, and the seed of each instance's first episode."""
 
     observation_space = Box(-np.inf, np.inf, (3,))
     action_space = Box(-0.1, 0.1, (2,))
@@ -65,7 +66,8 @@ class Noise(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        if seed is not None:
+        if not hasattr(self, "first_seed"):
+            self.first_seed = seed
             self.seeds.append(seed)
         return self.observe(), {}
 
