@@ -3,10 +3,12 @@
 import ast
 import dataclasses
 import difflib
+import io
 import itertools
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 
 import pytest
@@ -16,13 +18,19 @@ from helpers import ENVIRONMENT, ROOT, load
 
 CONTROL, LLM = ("ppo_continuous", "vaco_continuous"), ("grpo_llm", "vaco_llm")
 SCRIPTS = CONTROL + LLM
-PAIRS = {CONTROL: 120, LLM: 120}  # read side by side: most lines that `diff` marks with < or >
+PAIRS = (CONTROL, LLM)  # read side by side: at most 100 lines that `diff` marks with < or >
+SIZES = {  # most lines, and characters of code
+    "ppo_continuous": (650, 26_000),
+    "vaco_continuous": (690, 27_500),
+    "grpo_llm": (850, 35_000),
+    "vaco_llm": (880, 36_000),
+}
 MEANT_TO_DIFFER = {CONTROL: {"Args", "check", "policy_loss", "train"}, LLM: {"Args", "check", "policy_loss"}}
 # batches of completions instead of steps of environments
-ACROSS = {"Args", "check", "policy_loss", "train", "rollout", "gradient_step", "update", "evaluate", "RunFiles"}
-ACROSS |= {"checkpoint", "restore"}
-MEANT_TO_DIFFER |= {pair: ACROSS | {"TRAIN_STREAMS"} for pair in itertools.product(CONTROL, LLM)}
-MEANT_TO_DIFFER["vaco_continuous", "vaco_llm"] |= {"tv_filter"}
+ACROSS = {"Args", "check", "policy_loss", "train", "rollout", "gradient_step", "update", "evaluate", "metrics"}
+ACROSS |= {"restore", "main"}
+MEANT_TO_DIFFER |= {pair: ACROSS for pair in itertools.product(CONTROL, LLM)}
+MEANT_TO_DIFFER["vaco_continuous", "vaco_llm"] = ACROSS | {"tv_filter"}
 
 # ----------------------------------------------------------------------------------------------
 
@@ -64,30 +72,40 @@ def test_the_diff_of_a_pair_is_short(pair):
     except FileNotFoundError:  # no diff here
         diff = difflib.ndiff(*(path.read_text().splitlines() for path in paths))
         changed = [line for line in diff if line.startswith(("- ", "+ "))]
-    assert 0 < len(changed) <= PAIRS[pair]
+    assert 0 < len(changed) <= 100
+
+
+@each_script
+def test_a_script_is_read_in_one_sitting(name):
+    """Code is what is left without comments, docstrings, blank lines and indents."""
+    lines, text, longest = source(name).splitlines(), set(), 0
+    for node in ast.walk(ast.parse(source(name))):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            text |= {*range(node.lineno, node.end_lineno + 1)}
+        if isinstance(node, ast.FunctionDef):
+            longest = max(longest, node.end_lineno - node.lineno + 1)
+    code = [line.strip() for i, line in enumerate(lines, 1) if i not in text]
+    characters = sum(len(line) for line in code if not line.startswith("#"))
+    assert len(lines) <= SIZES[name][0]
+    assert characters <= SIZES[name][1]
+    assert longest <= 110
 
 
 def test_sections_have_one_order():
     sections = {tuple(re.findall(r"^# -{10,} (.+)$", source(name), re.MULTILINE)) for name in SCRIPTS}
-    sections = {tuple("environments" if x == "tasks" else x for x in names) for names in sections}
+    sections = {tuple(x.replace("tasks", "environments") for x in names) for names in sections}
     assert len(sections) == 1
-    assert len(sections.pop()) >= 8
+    assert len(sections.pop()) == 5
 
 
 # ---------------------------------------------------------------------------------------------------------- import
 
 
-@each_script
-def test_import_is_silent_and_leaves_optional_packages_alone(name, tmp_path):
+def test_import_is_silent_and_leaves_optional_packages_alone(tmp_path):
     """From another folder, as in a stranger's project."""
-    code = f"import sys, {name}; sys.exit(', '.join({OPTIONAL!r} & sys.modules.keys()))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    code = f"import sys, {', '.join(SCRIPTS)}; sys.exit(', '.join({OPTIONAL!r} & sys.modules.keys()))"
+    env = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert (done.stdout, done.stderr.strip()) == ("", "")
     assert list(tmp_path.iterdir()) == []
 
@@ -121,15 +139,11 @@ def test_a_script_imports_nothing_of_this_project(name):
 
 
 def fields(name: str) -> dict[str, str]:
-    """Docstring of each field of Args, empty where it has none."""
-    tree = ast.parse(source(name))
-    (args,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"]
-    found = {}
-    for node, after in itertools.pairwise([*args.body, None]):
-        if isinstance(node, ast.AnnAssign):
-            documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            found[node.target.id] = after.value.value if documented else ""
-    return found
+    """The comment behind each field of Args, empty where it has none."""
+    (args,) = [x for x in ast.parse(source(name)).body if isinstance(x, ast.ClassDef) and x.name == "Args"]
+    tokens = tokenize.generate_tokens(io.StringIO(source(name)).readline)
+    comments = {x.start[0]: x.string.removeprefix("# ") for x in tokens if x.type == tokenize.COMMENT}
+    return {x.target.id: comments.get(x.lineno, "") for x in args.body if isinstance(x, ast.AnnAssign)}
 
 
 @each_script
@@ -146,25 +160,22 @@ def test_every_field_is_read(name):
 
 
 @each_script
-def test_every_field_is_documented_and_args_is_frozen(name):
-    assert [field for field, text in fields(name).items() if len(text) < 10] == []
-    args = load(name).Args()
-    assert {field.name for field in dataclasses.fields(args)} == fields(name).keys()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        args.seed = 2
+def test_every_field_has_a_comment(name):
+    assert [field for field, comment in fields(name).items() if len(comment) < 10] == []
+    assert [field.name for field in dataclasses.fields(load(name).Args)] == [*fields(name)]
 
 
 @each_script
-def test_help_shows_every_flag_and_its_line(name, monkeypatch, capsys):
+def test_help_shows_every_flag_and_its_comment(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
     monkeypatch.setenv("COLUMNS", "300")
     with pytest.raises(SystemExit) as end:
         load(name).main()
     assert not end.value.code
     text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
-    for field, line in fields(name).items():
+    for field, comment in fields(name).items():
         assert f"--{field.replace('_', '-')}" in text
-        assert " ".join(line.split()) in text
+        assert comment in text
 
 
 # -------------------------------------------------------------------------------------------------------- packages
