@@ -1,212 +1,208 @@
 """Command line: python -m benchmark COMMAND; each of list, run, status, report, compare, reference, speed has --help"""
 
-import argparse
+import ast
 import math
 import os
+import re
 import shlex
 import signal
 import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Literal
 
-from benchmark.choose import choose, numbers
-from benchmark.compare import compare
-from benchmark.estimate import RATES, duration, estimate, stated_seconds
-from benchmark.progress import states
-from benchmark.reference import measure
-from benchmark.report import write_report
-from benchmark.runner import default_workers, run_suite
-from benchmark.runs import Refused, agree, expand
-from benchmark.scores import PATH
-from benchmark.speed import add_parser as add_speed
-from benchmark.suites import SUITES
+from tyro.conf import Positional, UseAppendAction
+from tyro.extras import subcommand_cli_from_dict
 
+from benchmark.report import compare, measure, write_report
+from benchmark.results import PATH
+from benchmark.runner import check, run_suite, slurm_executor, state, typed
+from benchmark.runs import ROOT, Refused, expand, recall_suite, remember_suite, widen
+from benchmark.speed import Speed
+from benchmark.suites import SUITES, short
 
-def main(argv=None):
-    """Returns the exit code: 0, 1 if runs failed, 2 if refused, 128 + signal after Ctrl-C, SIGTERM or a closed pipe."""
-    argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="python -m benchmark", description="Compare the algorithms seed by seed.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    add_list(commands)
-    add_run(commands)
-    add_status(commands)
-    add_report(commands)
-    add_compare(commands)
-    add_reference(commands)
-    add_speed(commands)
-    args = parser.parse_args(argv)
-    args.typed = f"python -m benchmark {shlex.join(argv)}"
-    sys.stdout.reconfigure(errors="replace")  # names may have letters that a terminal lacks
-    try:
-        code = args.do(args)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except (Refused, OSError) as error:
-        print(f"benchmark: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+Words = Annotated[tuple[tuple[str, ...], ...], UseAppendAction]  # of an option that may be there several times
 
 
-# ---------------------------------------------------------------------------------------------------------------- list
-
-
-def add_list(commands):
-    parser = commands.add_parser("list", help="show the suites, or every command of one")
-    add_choices(parser)
-    parser.set_defaults(do=do_list)
-
-
-def add_choices(parser):
-    parser.add_argument("suite", nargs="?" if "list" in parser.prog else None, help="a name that `list` shows")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these tasks and algorithms of the suite alone")
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="these tasks instead of the suite's")
-    parser.add_argument("--lags", nargs="+", metavar="L", help="these lags instead of the suite's: 0,15")
-    parser.add_argument("--seeds", nargs="+", metavar="S", help="these seeds instead of the suite's: 1:5 or 1,2,7")
-    text = "a flag of the scripts; several values make one algorithm each: --set total-timesteps=300000 delta=.1,.2"
-    parser.add_argument("--set", nargs="+", action="extend", metavar="FLAG=VALUE", help=text)
-
-
-def chosen(args):
-    if args.suite not in SUITES:
-        raise Refused(f"unknown suite {args.suite}: choose one of {', '.join(SUITES)}")
-    return choose(SUITES[args.suite], args.only, args.tasks, args.lags, args.seeds, args.set)
-
-
-def do_list(args):
-    if args.suite is not None:
-        print_commands(expand(chosen(args), Path("runs") / args.suite))
-        return 0
-    if args.only or args.tasks or args.lags or args.seeds or args.set:
-        raise Refused("name the suite that is to be changed")
+def list_suites():
+    """Show the suites. The commands of one: run SUITE --dry-run"""
     for name, suite in SUITES.items():
-        runs = expand(suite, "runs")
-        print(f"{name:13} {len(runs):5} runs {hours(map(stated_seconds, runs)):>9}  {suite.description}")
-    print(f"\nHours of one core, {RATES}; evaluation comes on top.")
-    return 0
+        print(f"{name:12}{len(expand(suite, 'runs')):5} runs  {suite.description}")
 
 
-def hours(seconds):
-    known = [x for x in seconds if x is not None]
-    return f"{sum(known) / 3600:,.1f} h" if known else "unknown"
+@dataclass
+class Run:
+    """Run what is missing of a suite, then report."""
+
+    suite: Positional[str]  # a name that `list` shows
+    out: Path | None = None  # folder of the runs and the report
+    tasks: tuple[str, ...] = ()  # run these alone; new ones extend the suite
+    algorithms: tuple[str, ...] = ()  # run these of the suite alone
+    lags: tuple[str, ...] = ()  # run these alone, as 0,15; new ones extend the suite
+    seeds: tuple[str, ...] = ()  # run these alone, as 1:5 or 1,2,7; new ones extend the suite
+    set: Words = ()  # FLAG=VALUE of the scripts; FLAG=VALUE,VALUE makes an algorithm of each value
+    workers: int | None = None  # runs at once; None: one per core
+    dry_run: bool = False  # print every command, run nothing
+    executor: Literal["local", "slurm"] = "local"  # where; on Slurm --workers is the number of tasks at once
+    minutes: int = 720  # Slurm: time limit of a task
+    memory: float = 4  # Slurm: GB of a task
+    cpus: int = 1  # Slurm: of a task; a run has one thread
+    slurm: Words = ()  # Slurm: KEY=VALUE flags of sbatch, such as partition=cpu
+
+    def do(self):
+        if self.suite not in SUITES:
+            raise Refused(f"unknown suite {self.suite}: choose one of {', '.join(SUITES)}")
+        suite = with_settings(SUITES[self.suite], sum(self.set, ()))
+        if unknown := [name for name in self.algorithms if name not in suite.algorithms]:
+            raise Refused(f"--algorithms: the suite has no {unknown[0]!r} but {', '.join(suite.algorithms)}")
+        part = replace(
+            suite,
+            tasks=tuple(dict.fromkeys(self.tasks)) or suite.tasks,
+            lags=numbers("--lags", self.lags) or suite.lags,
+            seeds=numbers("--seeds", self.seeds) or suite.seeds,
+            algorithms={name: suite.algorithms[name] for name in self.algorithms or suite.algorithms},
+        )
+        whole, out = widen(suite, part), self.out or Path("runs", self.suite)
+        if self.dry_run:
+            remember_suite(out, self.suite, whole, write=False)
+            check(runs := expand(part, out))
+            print("\n".join(shlex.join(["python", *run.command[1:]]) for run in runs), f"\n\n{len(runs)} runs")
+            return 0
+        if self.out is None:
+            raise Refused(f"--out is missing: name a folder for the runs, such as {out}")
+        if min(self.minutes, self.cpus, self.memory, 1 if self.workers is None else self.workers) <= 0:
+            raise Refused("--workers, --minutes, --cpus and --memory must be positive")
+        execute, slurm = None, sum(self.slurm, ())
+        if self.executor == "slurm":
+            execute = slurm_executor(out, self.minutes, self.memory, self.cpus, self.workers or 100, slurm)
+        code = run_suite(self.suite, part, out, typed(), self.workers, execute, whole)
+        if code < 2:
+            print(write_report(out))
+        return code
 
 
-def print_commands(runs, workers=None):
-    """Every command that is to be run, with its estimated time, and the sum."""
-    seconds, basis = estimate(runs)
-    for run in runs:
-        if run.name in seconds:
-            print(f"{duration(seconds[run.name]):>9}  {shlex.join(['python', *run.command[1:]])}")
-    workers = workers or default_workers()
-    known = [x for x in seconds.values() if x is not None]
-    print(f"\n{len(seconds)} of {len(runs)} runs to do, {sum(known) / 3600:,.1f} hours of one core, {basis};")
-    wall = max([sum(known) / workers, *known])  # no run is divided
-    print(f"with --workers {workers} about {duration(wall)}, without evaluation.")
+def show_status(out: Positional[Path]):
+    """Show which runs of a folder are finished, running, failed or missing."""
+    name, suite = recall_suite(out)
+    runs = [(state(run), run) for run in expand(suite, out)]
+    counts = ", ".join(f"{n} {found}" for found, n in Counter(found for found, _ in runs).most_common())
+    lines = [
+        f"{found}: {x.name} (log: {x.beside('.log')})" for found, x in runs if found not in ("finished", "missing")
+    ]
+    print(f"{name}: {len(runs)} runs, {counts}", *lines, sep="\n")
 
 
-# ----------------------------------------------------------------------------------------------------------------- run
+def report(out: Positional[Path]):
+    """Write report.html, report.md, results.csv and pictures of the finished runs, or of any results.csv."""
+    print(write_report(out))
 
 
-def add_run(commands):
-    parser = commands.add_parser("run", help="run what is missing of a suite, then report")
-    add_choices(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs and the report")
-    parser.add_argument("--workers", type=int, metavar="W", help="runs at once (default: one per core)")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print every command and the estimated time, run nothing"
-    )
-    parser.add_argument("--executor", choices=("local", "slurm"), default="local", help="where (default: local)")
-    slurm = parser.add_argument_group("with --executor slurm, where --workers is the number of tasks at once")
-    slurm.add_argument("--minutes", type=int, default=720, help="time limit of a task (default: 720)")
-    slurm.add_argument("--memory", type=float, default=4, metavar="GB", help="of a task (default: 4)")
-    slurm.add_argument("--cpus", type=int, default=1, help="of a task (default: 1; a run has one thread)")
-    slurm.add_argument(
-        "--slurm", nargs="+", action="extend", metavar="KEY=VALUE", help="flags of sbatch: partition=cpu"
-    )
-    parser.set_defaults(do=do_run)
-
-
-def checked_workers(args):
-    if args.workers is not None and args.workers < 1:
-        raise Refused(f"--workers must be at least 1, not {args.workers}")
-    return args.workers
-
-
-def do_run(args):
-    suite, workers = chosen(args), checked_workers(args)
-    if args.dry_run:
-        if args.out is not None:
-            agree(args.out, args.suite, suite)
-        print_commands(expand(suite, args.out or Path("runs") / args.suite), workers)
-        return 0
-    if args.out is None:
-        raise Refused(f"--out is missing: name a folder for the runs, such as runs/{args.suite}")
-    execute = None
-    if args.executor == "slurm":
-        from benchmark.slurm import slurm_executor
-
-        if min(args.minutes, args.cpus, args.memory) <= 0:
-            raise Refused("--minutes, --cpus and --memory must be positive")
-        execute = slurm_executor(args.out, args.minutes, args.memory, args.cpus, workers or 100, args.slurm)
-    return run_suite(args.suite, suite, args.out, args.typed, workers, execute)
-
-
-# -------------------------------------------------------------------------------------------------- status and reports
-
-
-def add_status(commands):
-    parser = commands.add_parser("status", help="show which runs of a folder are finished, running, failed or missing")
-    parser.add_argument("out", type=Path, metavar="DIR")
-    parser.set_defaults(do=lambda args: print(states(args.out)) or 0)
-
-
-def add_report(commands):
-    text = "write report.html, report.md, results.csv and pictures of the finished runs, or of any results.csv"
-    parser = commands.add_parser("report", help=text)
-    parser.add_argument("out", type=Path, metavar="DIR")
-    parser.set_defaults(do=lambda args: print(write_report(args.out)) or 0)
-
-
-def add_compare(commands):
-    text = "what changed between two folders of results, run by run"
-    parser = commands.add_parser("compare", help=text)
-    parser.add_argument("before", type=Path, metavar="DIR1")
-    parser.add_argument("after", type=Path, metavar="DIR2")
-    text = "exit code 1 if the mean of DIR2 - DIR1 over all pairs is below X, or DIR2 lacks a run of DIR1 or has it "
-    text += "with another number of steps"
-    parser.add_argument("--fail-below", type=float, metavar="X", help=text)
-    parser.set_defaults(do=do_compare)
-
-
-def do_compare(args):
-    if args.fail_below is not None and not math.isfinite(args.fail_below):
-        raise Refused(f"--fail-below must be a number, not {args.fail_below}")
-    text, code = compare(args.before, args.after, args.fail_below)
+def compare_two(before: Positional[Path], after: Positional[Path], fail_below: float | None = None):
+    """What changed between two folders of results, run by run. Exit code 1 if the mean of after - before is below
+    --fail-below, or after lacks a run of before or has another length of it."""
+    if not math.isfinite(fail_below or 0):
+        raise Refused(f"--fail-below must be a number, not {fail_below}")
+    text, code = compare(before, after, fail_below)
     print(text)
     return code
 
 
-def add_reference(commands):
-    text = "measure a random policy and PPO without lag, the 0 and 1 of normalised scores"
-    parser = commands.add_parser("reference", help=text)
-    parser.add_argument("--steps", type=int, required=True, metavar="N", help="environment steps of PPO")
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="default: the ten of mujoco10")
-    parser.add_argument("--seeds", nargs="+", default=["1:5"], metavar="S", help="default: 1:5")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the runs")
-    parser.add_argument(
-        "--csv", type=Path, default=PATH, metavar="FILE", help="default: benchmark/reference_scores.csv"
-    )
-    parser.add_argument("--workers", type=int, metavar="W", help="runs at once (default: one per core)")
-    parser.set_defaults(do=do_reference)
+@dataclass
+class Reference:
+    """Measure a random policy and PPO without lag, the 0 and 1 of normalised scores."""
+
+    steps: int  # environment steps of PPO
+    out: Path  # folder of the runs
+    tasks: tuple[str, ...] = ()  # none: the ten of mujoco10
+    seeds: tuple[str, ...] = ("1:5",)
+    csv: Path = PATH
+    workers: int | None = None  # runs at once; None: one per core
+
+    def do(self):
+        seeds = numbers("--seeds", self.seeds)
+        return measure(self.csv, self.out, self.tasks, self.steps, seeds, typed(), self.workers)
 
 
-def do_reference(args):
-    if args.steps < 1:
-        raise Refused(f"--steps must be at least 1, not {args.steps}")
-    seeds = numbers("--seeds", args.seeds)
-    return measure(args.csv, args.out, args.tasks, args.steps, seeds, args.typed, checked_workers(args))
+def numbers(option, words):
+    """("1:3", "7,9") -> (1, 2, 3, 7, 9)"""
+    found = []
+    for word in ",".join(words).split(",") if words else ():
+        match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", word)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < first + 10_000:
+            raise Refused(f"{option} {word}: give numbers from 0 such as 1,2,5 or a range such as 1:5")
+        found += range(first, last + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def with_settings(suite, words):
+    """The suite with FLAG=VALUE for the algorithms whose script has the flag, unless it is set for them already;
+    FLAG=VALUE,VALUE makes one algorithm of each value: "VACO delta .1", "VACO delta .2"."""
+    for word in words:
+        flag, _, text = word.removeprefix("--").partition("=")
+        flag, values = flag.replace("_", "-"), list(dict.fromkeys(map(parse, text.split(","))))
+        if not flag or "" in values:
+            raise Refused(f"--set {word}: give FLAG=VALUE, or FLAG=VALUE,VALUE to sweep")
+        if flag in (suite.task_flag, "lag", "seed", "run-dir", "resume"):
+            raise Refused(f"--set {flag}: this is what --tasks, --lags, --seeds and --out are for")
+        scripts = {script: script_flags(script) for script, _ in suite.algorithms.values()}
+        having = [name for name, (script, _) in suite.algorithms.items() if flag in scripts[script]]
+        setting = [name for name in having if flag not in suite.algorithms[name][1]]
+        if not setting:
+            why = f"it is set already for {having[0]}" if having else f"no such flag of {', '.join(scripts)}"
+            raise Refused(f"--set {flag}: {why}")
+        names, algorithms, pairs = {}, {}, {}
+        for name, (script, extra) in suite.algorithms.items():
+            for x in values:
+                names[name, x] = f"{name} {flag} {short(x)}" if name in setting and len(values) > 1 else name
+                algorithms[names[name, x]] = script, extra | ({flag: x} if name in setting else {})
+        for x in values:
+            pairs |= {(names[a, x], names[b, x]): None for a, b in suite.comparisons}
+        suite = replace(suite, algorithms=algorithms, pairs=tuple(pairs))
+    return replace(suite, options=shlex.join(["--set", *words]) if words else "")
+
+
+def parse(text):
+    """ "3e4" -> 30000, ".5" -> .5, "false" -> False; else the text, which the script has to judge"""
+    if text.lower() in ("true", "false", "none"):
+        return {"true": True, "false": False, "none": None}[text.lower()]
+    with suppress(ValueError):
+        return int(float(text)) if float(text).is_integer() else float(text)
+    return text
+
+
+def script_flags(script):
+    """The fields of the class Args of a script as flags, read without importing it."""
+    tree = ast.parse((ROOT / script).read_text())
+    fields = [field for node in tree.body if getattr(node, "name", "") == "Args" for field in node.body]
+    return [field.target.id.replace("_", "-") for field in fields if isinstance(field, ast.AnnAssign)]
+
+
+COMMANDS = {"list": list_suites, "run": Run, "status": show_status, "report": report, "compare": compare_two}
+COMMANDS |= {"reference": Reference, "speed": Speed}
+
+
+def main(argv=None):
+    """Returns the exit code: 0, 1 if runs failed, 2 if refused, 128 + signal after Ctrl-C, SIGTERM or a closed pipe."""
+    if argv is not None:
+        sys.argv[1:] = argv
+    sys.stdout.reconfigure(errors="replace")  # names may have letters that a terminal lacks
+    try:
+        words = [re.sub(r"^(--\w+=)?~(?=/)", rf"\g<1>{Path.home()}", word) for word in sys.argv[1:]]
+        done = subcommand_cli_from_dict(COMMANDS, prog="python -m benchmark", description=__doc__, args=words)
+        code = done.do() if isinstance(done, Run | Reference | Speed) else done
+        sys.stdout.flush()
+        return code or 0
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except (Refused, OSError, re.error) as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

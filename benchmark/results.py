@@ -1,62 +1,56 @@
 """results.csv: one row per run, the only input of the statistics, from whatever code.
 
 Read are the columns task, algorithm, seed and eval_return, and where there are such lag (else 0), status (else
-"finished") and the rest of COLUMNS. Curves come from evals.csv in the folder of the run, if there is one: runs.py
-says where. The rows of a folder with a suite.json are those of its runs, and its results.csv is written anew from them.
+"finished") and the rest of COLUMNS. Curves come from evals.csv and metrics.csv in the folder of the run, where they
+are: runs.py says where. The rows of a folder with a suite.json are those of its runs; results.csv is written from them.
+
+A row is a dict of COLUMNS and "folder", "score" (0 a random policy, 1 PPO without lag after as many steps), "curve"
+({step: score}) and "metrics" ({column: {step: value}}); None where there is nothing, or no finite number.
 """
 
 import csv
 import io
 import itertools
-import json
 import math
-import re
 import shlex
+from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from benchmark.runs import (
-    Refused,
-    expand,
-    final_step,
-    flag_list,
-    read_json,
-    recall_suite,
-    refuse_mixed_versions,
-    replace_file,
-    run_folder,
-    status,
-)
-from benchmark.scores import half_way, read_references
-from benchmark.stats import area_under_curve, steps_to_threshold
-from benchmark.suites import SUITES, Suite
+from benchmark import runs
+from benchmark.suites import SUITES, Refused, Suite
 
 PACKAGES = ("python", "torch", "gymnasium", "mujoco", "numpy")
-COLUMNS = ("suite", "task", "algorithm", "script", "lag", "seed", "final_step", "status", "train_return")
-COLUMNS += ("eval_return", "eval_std", "area_under_curve", "steps_to_half", "sps", "commit", *PACKAGES)
-COLUMNS += ("machine", "command")
+NUMBERS = ("train_return", "eval_return", "eval_std", "area_under_curve", "steps_to_half", "sps", "peak_rss_mb")
+COLUMNS = ("suite", "task", "algorithm", "script", "lag", "seed", "final_step", "status", *NUMBERS)
+COLUMNS += ("commit", *PACKAGES, "machine", "command")
 REQUIRED = ("task", "algorithm", "seed", "eval_return")
-NUMBERS = ("train_return", "eval_return", "eval_std", "area_under_curve", "steps_to_half", "sps", "final_step")
-LARGEST = 1e30  # whose square is still a number
 STATES = ("finished", "failed", "unfinished", "missing")
+FILTER = {"lag/tv_forward_mean": "forward TV, pi_theta and pi_T", "lag/filtered_fraction": "filtered share"}  # drawn
+PATH = Path(__file__).resolve().parent / "reference_scores.csv"
+LARGEST = 1e30  # whose square is still a number
+TOLERANCE = 0.01  # runs are rounded down to whole batches, so that their last steps differ a little
 
 
 def load(out):
     """(name, Suite, rows) of a folder: of its suite's runs, or of its results.csv."""
     if (out / "suite.json").exists():
-        name, suite = recall_suite(out)
-        references = read_references()
-        return name, suite, [read_run(name, run, references) for run in expand(suite, out)]
-    if not (out / "results.csv").exists():
+        name, suite = runs.recall_suite(out)
+        rows = [read_run(name, run) for run in runs.expand(suite, out)]
+    elif (out / "results.csv").exists():
+        rows = read_results(out)
+        name, suite = suite_of(rows)
+    else:
         raise Refused(f"{out} holds no suite.json and no results.csv: no suite was run there")
-    return suite_of(read_results(out))
+    add_scores(rows)
+    return name, suite, rows
 
 
 def write_results(out, rows):
     """Write the rows of a suite's runs into DIR/results.csv. Raises Refused where that has results of other runs."""
-    path = out / "results.csv"
-    finished = {key_of(row) for row in rows if row["status"] == "finished"}
+    path, finished = out / "results.csv", {key_of(row) for row in rows if row["status"] == "finished"}
     for row in read_results(out) if path.exists() else ():
         if row["status"] == "finished" and key_of(row) not in finished:
             text = f"{path} has a result of {spell_key(row)}, but the folder has no such run"
@@ -65,7 +59,7 @@ def write_results(out, rows):
     writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    replace_file(path, text.getvalue())
+    runs.replace_file(path, text.getvalue())
 
 
 def key_of(row):
@@ -76,152 +70,186 @@ def spell_key(row):
     return f"{row['algorithm']}, {row['task']}, lag {row['lag']}, seed {row['seed']}"
 
 
-def read_run(suite_name, run, references):
-    """A run as a row: a dict of COLUMNS and its "folder". None where there is nothing, or no finite number."""
-    try:
-        return parse_run(suite_name, run, references)
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError, csv.Error) as error:
-        raise Refused(f"{run.folder} cannot be read: {error!r}") from None
-
-
-def parse_run(suite_name, run, references):
-    row = dict.fromkeys(COLUMNS) | {"suite": suite_name, "status": status(run), "folder": run.folder}
-    row |= {key: getattr(run, key) for key in ("task", "algorithm", "script", "lag", "seed")}
-    row["command"] = shlex.join(["python", run.script, *flag_list(run.flags)])
+def read_run(suite_name, run):
+    row = dict.fromkeys((*COLUMNS, "curve")) | {"suite": suite_name, "status": runs.status(run), "metrics": {}}
+    row |= {key: getattr(run, key) for key in ("task", "algorithm", "script", "lag", "seed", "folder")}
+    row["command"] = shlex.join(["python", run.script, *runs.flag_list(run.flags)])
     if row["status"] != "finished":
         return row
-    config, result = read_json(run.folder / "config.json"), read_json(run.folder / "result.json")
-    row |= {key: finite(result.get(key)) for key in ("train_return", "eval_return", "eval_std", "sps")}
-    parts = [config, *config.get("resumed", [])]  # a resumed run tells where each of its parts was made
-    row |= {"commit": chain(part.get("commit") for part in parts)}
-    row |= {"machine": chain(describe(part.get("machine")) for part in parts)}
-    row |= {key: chain(part.get("versions", {}).get(key) for part in parts) for key in PACKAGES}
-    row["final_step"] = final_step(config["args"])
-    evals = read_evals(run.folder / "evals.csv")
-    steps, returns = list(evals), list(evals.values())
-    if len(steps) > 1 and np.isfinite(returns).all():
-        row["area_under_curve"] = area_under_curve(steps, returns)
-        half = half_way(references, run.task, row["final_step"])
-        row["steps_to_half"] = None if half is None else steps_to_threshold(steps, returns, half)
-    return row
+    evals, metrics = read_curves(row)
+    steps = next(iter(metrics.values()))
+    row |= {"final_step": int(steps[-1]), "sps": finite(metrics.get("charts/SPS", [math.nan])[-1])}
+    if row["curve"]:
+        row |= {
+            key: finite(x[-1]) for key, x in zip(("eval_return", "eval_std"), list(evals.values())[1:], strict=False)
+        }
+    trained = read_table(run.folder / "episodes.csv") or metrics  # a language model has no episodes
+    rewards = trained.get("episodic_return") or trained.get("charts/reward") or []
+    late = [x for step, x in zip(next(iter(trained.values())), rewards, strict=False) if step > 0.9 * steps[-1]]
+    row["train_return"] = finite(float(np.mean(late))) if late else None
+    x, y = list(row["curve"] or ()), list((row["curve"] or {}).values())
+    if len(x) > 1 and np.isfinite(y).all():
+        row["area_under_curve"] = float(np.trapezoid(y, x) / (x[-1] - x[0]))  # the mean height
+    record = runs.read_record(run)
+    starts = record.get("starts", [])  # more than one if it was resumed
+    row |= {key: chain(start.get("versions", {}).get(key) for start in starts) for key in PACKAGES}
+    row |= {key: chain(start.get(key) for start in starts) for key in ("commit", "machine")}
+    return row | {"peak_rss_mb": record.get("peak_rss_mb")}
+
+
+def read_curves(row):
+    """Set "curve" and "metrics" of a row from the files in its folder, where these are. Returns the tables."""
+    tables = {name: read_table(row["folder"] / f"{name}.csv") for name in ("evals", "metrics")}
+    for name, table in tables.items():
+        if table:
+            steps, *columns = table.values()
+            if not columns or not np.isfinite(steps).all() or any(a >= b for a, b in itertools.pairwise(steps)):
+                raise Refused(f"{row['folder']}/{name}.csv cannot be read: its first column holds no increasing steps")
+            if name == "metrics":
+                row[name] = {key: dict(zip(steps, table[key], strict=True)) for key in FILTER if table.get(key)}
+            elif steps:
+                row["curve"] = {x: y if math.isfinite(y) else math.nan for x, y in zip(steps, columns[0], strict=True)}
+    return tables.values()
+
+
+def read_table(path):
+    """{column: [number]} of a CSV file with a header; NaN where a cell is empty; {} without the file"""
+    if not path.exists():
+        return {}
+    try:
+        with open(path, newline="") as file:
+            header, *lines = list(csv.reader(file, strict=True)) or [[]]
+        if header and header[0][:1].isdigit():
+            raise ValueError("it begins with a number, not with a header")
+        columns = zip(*lines, strict=True) if lines else [()] * len(header)
+        return {name: [float(x or "nan") for x in column] for name, column in zip(header, columns, strict=True)}
+    except (OSError, ValueError, csv.Error) as error:
+        raise Refused(f"{path} cannot be read: {error}") from None
 
 
 def chain(values):
-    """The value if all are the same, else "a, then b"; None where it is not known."""
+    """The value if all are the same, else "a, then b"; None where none is known."""
     found = list(dict.fromkeys(values))
-    return found[0] if len(found) == 1 else ", then ".join(value or "unknown" for value in found)
+    return ", then ".join(value or "unknown" for value in found) if any(found) else None
 
 
 def finite(value):
-    return value if isinstance(value, int | float) and abs(value) <= LARGEST else None
-
-
-def describe(value):
-    """A value of config.json as one line: the machine may be a dict, a commit null."""
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {item}" for key, item in value.items())
-    return "unknown" if value is None else value if isinstance(value, str) else json.dumps(value)
-
-
-def read_evals(path):
-    """{step: score}, the first two columns; NaN where the file has no number; empty without evaluations."""
-    if not path.exists():
-        return {}
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        header, *lines = list(csv.reader(file, strict=True)) or [[]]
-    if header and re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", header[0].strip().lower()):
-        raise ValueError(f"{path.name} begins with a number: give it a header")
-    points = [(int(float(step)), float(score or "nan")) for step, score, *_ in lines]
-    if any(a >= b for (a, _), (b, _) in itertools.pairwise(points)):
-        raise ValueError(f"the steps of {path.name} do not increase")
-    return dict(points)
+    return value if abs(value) <= LARGEST else None
 
 
 def read_results(out):
-    """The rows of DIR/results.csv: numbers as numbers, None where there is none, and the "folder" of each run."""
-    path = out / "results.csv"
+    """The rows of DIR/results.csv. Raises Refused, with the line or column that is wrong."""
+    path, rows = out / "results.csv", {}
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:  # with or without a byte order mark
-            header, *lines = list(csv.reader(file, strict=True)) or [[]]
+        with open(path, newline="") as file:
+            lines = list(csv.DictReader(file, strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise Refused(f"{path} cannot be read: {error}") from None
-    header = [name.strip() for name in header]
-    if wrong := [key for key in COLUMNS if header.count(key) > 1 or (key in REQUIRED and key not in header)]:
-        found = f"its columns, separated by commas, are {', '.join(header)}" if any(header) else "it is empty"
-        raise Refused(f"{path} needs each of the columns {', '.join(REQUIRED)} once, here not {wrong[0]}: {found}")
-    rows, seen, folders = [], set(), {}
+    if wrong := [key for key in REQUIRED if not lines or key not in lines[0]]:
+        raise Refused(f"{path} has no column {wrong[0]}, or no rows")
     for number, cells in enumerate(lines, start=2):
-        if not any(cells):
-            continue
         try:
-            if len(cells) != len(header):
-                raise ValueError(f"{len(cells)} cells under a header of {len(header)}")
-            row = parse_row({key: cell.strip() for key, cell in zip(header, cells, strict=True) if key in COLUMNS})
-            row["folder"] = run_folder(out, *key_of(row))
-            if key_of(row) in seen:
+            row = parse_row(cells)
+            row["folder"] = runs.run_folder(out, *key_of(row))
+            if rows.setdefault(key_of(row), row) is not row:
                 raise ValueError(f"{spell_key(row)} is there twice")
-            other = folders.setdefault(row["folder"], row)
-            if other is not row:
-                raise ValueError(f"{spell_key(row)} has the same folder as {spell_key(other)}: choose other names")
-        except (ValueError, Refused) as error:
+        except (TypeError, ValueError, Refused) as error:
             raise Refused(f"{path}, line {number}: {error}") from None
-        seen.add(key_of(row))
-        rows.append(row)
-    if not rows:
-        raise Refused(f"{path} has no rows")
-    refuse_mixed_versions({row["task"]: None for row in rows})
-    return rows
+        read_curves(row)
+    runs.refuse_mixed_versions(dict.fromkeys(row["task"] for row in rows.values()))
+    return list(rows.values())
 
 
 def parse_row(cells):
-    """{column: text} -> a row without its folder. Raises ValueError, with what to change."""
-    for key in ("task", "algorithm"):
-        if not cells[key].isprintable():
-            raise ValueError(f"{key} {cells[key]!r} has a line break or the like")
-    row = dict.fromkeys(COLUMNS) | {key: cell or None for key, cell in cells.items()}
-    row |= {"task": cells["task"], "algorithm": cells["algorithm"]}  # an empty name is refused as a folder
-    row["seed"], row["lag"] = whole_number("seed", cells["seed"]), whole_number("lag", cells.get("lag") or "0")
-    row["status"] = (cells.get("status") or "finished").lower()
-    if row["status"] not in STATES:
-        raise ValueError(f"status {cells['status']}: give one of {', '.join(STATES)}")
-    for key in NUMBERS:
-        try:
-            number = float((cells.get(key) or "nan").replace("_", "?"))  # Python reads 5_0 as 50
-        except ValueError:
-            raise ValueError(f"{key} {cells[key]}: give a number, with a decimal point") from None
-        if LARGEST < abs(number) < math.inf:
-            raise ValueError(f"{key} {cells[key]}: it is too large")
-        row[key] = finite(number) if row["status"] == "finished" else None  # nothing else is ever averaged in
+    """{column: text} -> a row without its folder"""
+    if None in cells or None in cells.values():
+        raise ValueError("not as many cells as the header has")
+    if not (cells["task"] + cells["algorithm"]).isprintable():
+        raise ValueError("a name has a line break or the like")
+    row = dict.fromkeys((*COLUMNS, "curve")) | {key: text or None for key, text in cells.items() if key in COLUMNS}
+    row |= {
+        "task": cells["task"],
+        "algorithm": cells["algorithm"],
+        "metrics": {},
+        "status": row["status"] or "finished",
+    }
+    row |= {"seed": int(cells["seed"]), "lag": int(row["lag"] or 0)}
+    row |= {key: finite(float(row[key])) for key in (*NUMBERS, "final_step") if row[key]}
+    if row["status"] not in STATES or min(row["seed"], row["lag"]) < 0:
+        raise ValueError(f"status must be one of {', '.join(STATES)}, seed and lag 0 or more")
+    if row["status"] != "finished":
+        row["eval_return"] = None  # never averaged in
     return row
 
 
-def whole_number(key, text):
-    if not (match := re.fullmatch(r"(\d{1,18})(\.0*)?", text)):
-        raise ValueError(f"{key} {text}: give a whole number from 0")
-    return int(match[1])
-
-
 def suite_of(rows):
-    """(name, Suite, rows) as far as rows alone tell. A known name lends how its scores are called."""
+    """(name, Suite) as far as rows alone tell. A known name lends how its scores are called."""
     names = list(dict.fromkeys(row["suite"] for row in rows if row["suite"])) or ["results"]
-    known = SUITES.get(names[0]) if len(names) == 1 else None
-    values = [abs(row["eval_return"]) for row in rows if row["eval_return"] is not None]
-    suite = Suite(
-        description="results read from results.csv",
-        algorithms={row["algorithm"]: (row["script"] or "", {}) for row in rows},
-        tasks=tuple(dict.fromkeys(row["task"] for row in rows)),
-        lags=tuple(sorted({row["lag"] for row in rows})),
-        seeds=tuple(sorted({row["seed"] for row in rows})),
-        settings={},
-        step_name="steps",
-        score_name="score",
-        decimals=3 if max(values, default=2) <= 1 else 1,
-    )
-    if known:
-        pairs = [pair for pair in known.comparisons if set(pair) <= suite.algorithms.keys()]
-        new = [name for name in suite.algorithms if name not in known.algorithms]  # compared with each of the others
-        pairs += [(x, y) for x in new for y in suite.algorithms if y not in new]
+    parts = {key: dict.fromkeys(row[key] for row in rows) for key in ("task", "lag", "seed")}
+    algorithms = {row["algorithm"]: (row["script"] or "", {}) for row in rows}
+    text, lags, seeds = "results read from results.csv", tuple(sorted(parts["lag"])), tuple(sorted(parts["seed"]))
+    suite = Suite(text, algorithms, tuple(parts["task"]), lags, seeds, {}, step_name="steps", score_name="score")
+    if len(names) == 1 and (known := SUITES.get(names[0])):
+        pairs = [pair for pair in known.comparisons if set(pair) <= algorithms.keys()]
+        new = [name for name in algorithms if name not in known.algorithms]  # compared with each of the others
+        pairs += [(x, y) for x in new for y in algorithms if y not in new]
         words = {key: getattr(known, key) for key in ("step_name", "score_name", "decimals")}
-        words |= {} if new else {"description": known.description}
-        suite = replace(suite, pairs=tuple(pairs), **words)
-    return " and ".join(names), suite, rows
+        suite = replace(suite, pairs=tuple(pairs), **words, description=text if new else known.description)
+    return " and ".join(names), suite
+
+
+def add_scores(rows):
+    """Set "score" of each row, and "steps_to_half" of each that has a curve, by reference_scores.csv."""
+    try:
+        with open(PATH, newline="") as file:
+            ends = [
+                (r["task"], int(r["final_step"]), float(r["random"]), float(r["ppo"])) for r in csv.DictReader(file)
+            ]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise Refused(f"{PATH} cannot be read: {error!r}") from None
+    for row in rows:
+        row["score"] = None
+        for task, steps, random, ppo in ends:
+            if task == row["task"] and row["eval_return"] is not None and same_steps(steps, row["final_step"]):
+                row["score"] = (row["eval_return"] - random) / (ppo - random)
+                if row["curve"]:
+                    reached = (step for step, x in row["curve"].items() if x >= (random + ppo) / 2)
+                    row["steps_to_half"] = next(reached, None)
+
+
+def same_steps(a, b):
+    """Whether two last steps count as one."""
+    return a is not None and b is not None and abs(a - b) <= TOLERANCE * max(a, b)
+
+
+def by_cell(suite, rows, key):
+    """{(task, lag, algorithm): values (seeds,)} of the finished rows, NaN where a seed has none; cells without any
+    are left out"""
+    cells = defaultdict(lambda: np.full(len(suite.seeds), np.nan))
+    for row in rows:
+        if row["status"] == "finished" and row[key] is not None:
+            cells[row["task"], row["lag"], row["algorithm"]][suite.seeds.index(row["seed"])] = row[key]
+    return dict(cells)
+
+
+def aligned(suite, rows, lag):
+    """What is compared over tasks at one lag: (tasks, {algorithm: scores (seeds, tasks)}, [what is left out]).
+
+    Of each task, the seeds of which every algorithm has a score, so that all are averaged over the same; NaN elsewhere.
+    An algorithm without any score at this lag is not compared.
+    """
+    cells, columns = by_cell(suite, [row for row in rows if row["lag"] == lag], "score"), {}
+    found = [a for a in suite.algorithms if any(a == algorithm for _, _, algorithm in cells)]
+    notes = [f"{a}: no run has a score" for a in suite.algorithms if a not in found]
+    for task in suite.tasks if found else ():
+        scores = np.stack([cells.get((task, lag, a), np.full(len(suite.seeds), np.nan)) for a in found])
+        asked = [row["seed"] for row in rows if (row["task"], row["lag"]) == (task, lag)]
+        complete = np.isfinite(scores).all(axis=0)
+        lost = np.isin(suite.seeds, asked) & ~complete
+        if lost.any():
+            lacking = ", ".join(a for a, x in zip(found, scores, strict=True) if np.isnan(x[lost]).any())
+            notes.append(f"{task}, seed {', '.join(map(str, np.array(suite.seeds)[lost]))}: no score of {lacking}")
+        if complete.any():
+            columns[task] = np.where(complete, scores, np.nan)
+    matrices = np.stack([*columns.values()], axis=-1) if columns else ()
+    return tuple(columns), dict(zip(found, matrices, strict=False)), notes

@@ -1,245 +1,304 @@
-"""Run what is missing of a suite: each run a process of its own, a few at once, safe to interrupt and to repeat."""
+"""Run what is missing of a suite: each run a process of its own, a few at once or as job arrays of Slurm, safe to
+interrupt and to repeat. Where the runner is killed by `kill -9` its runs go on, and the next runner waits for them.
 
-import ctypes
+For Slurm the folder of the runs, this repository and the virtual environment must be seen by all nodes under the same
+paths, and locks (flock) must hold between nodes, as they do on NFS 4 and Lustre mounted with -o flock.
+"""
+
 import fcntl
-import functools
-import math
+import json
 import os
+import platform
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections import deque
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import IO
+from collections import Counter, deque, namedtuple
+from contextlib import suppress
+from datetime import datetime, timedelta
+from importlib.metadata import distributions
+from itertools import takewhile
+from pathlib import Path
 
-from benchmark.progress import fraction, progress
-from benchmark.report import write_report
-from benchmark.runs import (
-    ROOT,
-    Refused,
-    Run,
-    differences,
-    expand,
-    read_json,
-    refuse_foreign,
-    remember_suite,
-    status,
-)
+from benchmark.runs import ROOT, Refused, expand, read_record, remember_suite, resumable, status, write_record
 
-POLL_SECONDS = 0.2
-LINE_SECONDS = 60  # between progress lines when stdout is not a terminal
-GRACE_SECONDS = 10  # for an interrupted run to end by itself
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+PACKAGES = ("torch", "numpy", "gymnasium", "mujoco")
+POLL_SECONDS, SLURM_POLL_SECONDS = 0.2, 5
+ARRAY_SIZE = 500  # tasks of a job array; Slurm's own limit, MaxArraySize, is 1001 by default
+CHECK = """
+import importlib, json, sys, tyro
+for number, (script, words) in enumerate(json.load(sys.stdin)):
+    print(number, flush=True)
+    tyro.cli(importlib.import_module(script).Args, args=words)
+"""
 
 
-def run_suite(name, suite, out, command, workers=None, execute=None):
-    """Run what is missing in the folder `out`, then report. Returns 0, 1 if runs failed, or 128 + the signal.
+def run_suite(name, suite, out, command, workers=None, execute=None, whole=None):
+    """Run what is missing in the folder `out`. Returns 0, 1 if runs failed, or 128 + the signal that stopped it.
 
-    `command` is what the user typed. `execute` is where to run: by default here, `workers` runs at once.
+    `command` is what the user typed. `execute` is where to run: by default here, `workers` runs at once. DIR/suite.json
+    is to say `whole`, where `suite` is only the part of it that is run now.
     """
-    runs = expand(suite, out)
-    for run in runs:
-        if not (ROOT / run.script).is_file():
-            raise Refused(f"no script {run.script} in {ROOT}")
-    refuse_foreign(out)  # before the lock file is put there
+    runs, workers, whole = expand(suite, out), workers or default_workers(), whole or suite
+    remember_suite(out, name, whole, write=False)
+    missing = [run for run in runs if status(run) != "finished"]
+    check(missing)
     out.mkdir(parents=True, exist_ok=True)
-    with locked(out) as lock:
-        remember_suite(out, name, suite)
-        missing = [run for run in runs if status(run) != "finished"]
-        at_once = workers or default_workers()
-        where = "on Slurm" if execute else f"{at_once} at once"
+    if not (lock := hold(out / ".lock")):
+        raise Refused(f"{out} is in use by another runner")
+    with lock:
+        remember_suite(out, name, whole)
+        where = "on Slurm" if execute else f"{workers} at once"
         print(f"{name}: {len(runs)} runs, {len(runs) - len(missing)} finished before, {where}, in {out}", flush=True)
-        if execute:
-            failures, signum = execute(missing, len(runs))
-        else:
-            failures, signum = execute_here(missing, len(runs), at_once, lock)
-        if signum is not None:
-            print(f"stopped; finished runs are kept, go on with: {command}")
-            return 128 + signum
-        print(write_report(out))
+        failures, signum = execute(missing) if execute and missing else execute_here(missing, workers)
+    if signum is not None:
+        print(f"\nstopped; finished runs are kept, go on with: {command}")
+        return 128 + signum
     for run, reason in failures:
-        print(f"failed: {run.name}: {reason} (log: {run.log})")
+        print(f"failed: {run.name}: {reason} (log: {run.beside('.log')})")
     if failures:
         print(f"{len(failures)} runs failed; repeat them with: {command}")
     return 1 if failures else 0
+
+
+def typed():
+    return f"python -m benchmark {shlex.join(sys.argv[1:])}"
 
 
 def default_workers():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@contextmanager
-def locked(out):
-    """Hold the lock on DIR/.lock: one runner per folder. It falls with the file, also when the process is killed."""
-    for _ in range(20):  # runs of a runner that was just killed need a moment to die
-        if lock := hold(out / ".lock"):
-            break
-        time.sleep(0.1)
-    else:
-        raise Refused(f"{out} is in use by another runner, or by runs which a killed one left behind")
-    with lock:
-        yield lock
+def check(runs):
+    """Raises Refused where a script does not take the flags of a run. Each distinct set of flags is tried once, without
+    its seed, in one process for all scripts: they say what is wrong in their own words."""
+    asked = {}
+    for run in runs:
+        asked.setdefault((run.script, json.dumps(run.flags | {"seed": 0})), run)
+    asked = list(asked.values())
+    if absent := [run.script for run in asked if not (ROOT / run.script).is_file()]:
+        raise Refused(f"no script {absent[0]} in {ROOT}")
+    paths = os.pathsep.join(dict.fromkeys(str((ROOT / run.script).parent) for run in asked))
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK],
+        input=json.dumps([(Path(run.script).stem, run.command[2:-2]) for run in asked]),
+        env=os.environ | {"PYTHONPATH": paths, "COLUMNS": "1000"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        run = asked[int(done.stdout.split()[-1])]
+        raise Refused(f"{run.script} refuses the flags of {run.name}: {last_words(done.stderr)}")
 
 
-@dataclass
-class Job:
-    """A run that is under way."""
+def last_words(text):
+    """The last line of a log, or the top of a box that tyro has drawn at its end."""
+    lines = [line.strip() for line in re.split(r"[\r\n]", text) if line.strip()]
+    if not lines or not lines[-1].startswith("╰"):
+        return lines[-1] if lines else "the log is empty"
+    box = lines[max(i for i, line in enumerate(lines) if line.startswith("╭")) + 1 : -1]
+    return " ".join(takewhile(lambda line: line.strip("─"), (line.strip("│ ") for line in box)))
 
-    run: Run
-    process: subprocess.Popen
-    lock: IO
-    resumed: bool
+
+# ------------------------------------------------------------------------------------------------------------- one run
+
+# A run that is under way. The process inherits the lock, which is held as long as it lives.
+Job = namedtuple("Job", "run process lock")
 
 
-def execute_here(runs, total, workers, lock):
+def start(run):
+    """Start a run as a Job, or resume it from its checkpoint; what else an earlier one left is removed. None where
+    another process is at it."""
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    if not (lock := hold(run.beside(".lock"))):
+        return None
+    resumed = resumable(run)
+    command = [*run.command[:2], "--resume", str(run.folder)] if resumed else run.command
+    if run.folder.exists() and not resumed:
+        shutil.rmtree(run.folder)
+    old = read_record(run) if resumed else {}
+    record = {"status": "running", "exit_code": None, "peak_rss_mb": old.get("peak_rss_mb")}
+    write_record(run, record | {"starts": [*old.get("starts", []), {"command": shlex.join(command)} | origin()]})
+    with open(run.beside(".log"), "a" if resumed else "w") as log:
+        return Job(run, launch(command, log, pass_fds=[lock.fileno()]), lock)
+
+
+def origin():
+    """Where a run is made: commit, versions, machine and time."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+    versions = {d.name: d.version for d in distributions() if d.name in PACKAGES}
+    versions = {"python": platform.python_version()} | versions
+    cpu = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+    model = re.search(r"model name\s*: (.+)|$", cpu)[1] or platform.machine()
+    machine = f"{model}, {default_workers()} cores, {platform.platform()}"
+    return {"commit": commit or None, "versions": versions, "machine": machine, "time": f"{datetime.now():%FT%T}"}
+
+
+def launch(command, log, env=None, **more):
+    """A process with one thread, since the cores are used by runs side by side, and a session of its own: a Ctrl-C at
+    the terminal reaches the runner alone, which kills the whole group."""
+    more |= {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
+    return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}), **more)
+
+
+def wait(process, options=0):
+    """The resources that a process of `launch` has used, when it has ended; None while it runs if options say so."""
+    pid, code, usage = os.wait4(process.pid, options)
+    if pid:
+        process.returncode = os.waitstatus_to_exitcode(code)
+        return usage
+
+
+def kill(process):
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return wait(process)
+
+
+def peak_mb(usage):
+    return usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def end(job, usage, stopped=False):
+    """Write how a run has ended into its record. Returns None for a finished run, else the reason in one line."""
+    record = read_record(job.run)
+    record |= {"exit_code": job.process.returncode, "peak_rss_mb": max(peak_mb(usage), record["peak_rss_mb"] or 0)}
+    reason = failure(job.run, record)
+    write_record(job.run, record | {"status": "finished" if not reason else "running" if stopped else "failed"})
+    job.lock.close()
+    return reason
+
+
+def failure(run, record):
+    """None for a finished run, else why it is not, in one line."""
+    try:
+        if status(run) == "finished":
+            return None
+    except Refused as error:
+        return str(error)
+    log, code = run.beside(".log"), record.get("exit_code")
+    reason = "unfinished" if code is None else f"exit code {code}"
+    reason += f": {last_words(log.read_text(errors='replace') if log.exists() else '')}"
+    if len(record.get("starts", ())) > 1:
+        reason += f"; it was resumed: if its checkpoint cannot be loaded, delete {run.folder}"
+    return reason
+
+
+def hold(path):
+    """The file, locked, or None where another process holds the lock. It falls with the last process that has it."""
+    file = open(path, "a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+    except BlockingIOError:
+        file.close()
+
+
+# ---------------------------------------------------------------------------------------------------- here or on Slurm
+
+
+def execute_here(runs, workers):
     """Run all, `workers` at once. Returns ([(run, reason)] of the failed ones, the signal that stopped it or None)."""
-    waiting, running, failures = deque((run, False) for run in runs), [], []
-    started, printed, resumed_at = time.monotonic(), -math.inf, 0.0
+    waiting, running, failures, signals, news, started = deque(runs), [], [], [], None, time.monotonic()
     # The handlers only take note: an exception raised between fork and append would lose track of a child.
-    signals = []
     previous = {s: signal.signal(s, lambda signum, _: signals.append(signum)) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         while (waiting or running) and not signals:
-            while waiting and len(running) < workers:
-                run, fresh = waiting.popleft()
-                if job := start(run, fresh, lock):
-                    running.append(job)
-                    resumed_at += fraction(run) if job.resumed else 0.0
-                else:
-                    failures.append((run, "another runner is at it"))
+            for run in [waiting.popleft() for _ in range(min(len(waiting), workers - len(running)))]:
+                if status(run) != "finished":  # else a process that a killed runner left has finished it
+                    job = start(run)
+                    (running if job else waiting).append(job or run)
             time.sleep(POLL_SECONDS)
-            ended = [job for job in running if job.process.poll() is not None]
-            running = [job for job in running if job not in ended]
-            for job in ended:
-                job.lock.close()
-                reason = failure(job.run, job.process.returncode)
-                if reason and job.resumed and not signals:
-                    waiting.appendleft((job.run, True))
-                elif reason:
-                    failures.append((job.run, reason))
-
-            fractions = [fraction(job.run) for job in running]
-            line = progress(len(runs), total, len(waiting), fractions, started, len(failures), resumed_at)
-            if sys.stdout.isatty():
-                width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be rewritten
-                print(f"\r{line[:width]}\x1b[K", end="", flush=True)
-            elif ended or time.monotonic() - printed > LINE_SECONDS:
-                print(line, flush=True)
-                printed = time.monotonic()
+            for job in list(running):
+                if usage := wait(job.process, os.WNOHANG):
+                    running.remove(job)
+                    failures += [(job.run, reason)] if (reason := end(job, usage)) else []
+            ended = len(runs) - len(waiting) - len(running)
+            news = progress(ended, len(runs), len(running), len(failures), started, news)
     finally:
-        if runs and sys.stdout.isatty():
-            print()
-        stop([job.process for job in running], signals)
+        for job in running:
+            end(job, kill(job.process), stopped=True)
         for signum, handler in previous.items():
             signal.signal(signum, handler)
     return failures, signals[0] if signals else None
 
 
+def progress(ended, total, running, failed, started, old):
+    """Rewrite the progress line of a terminal; elsewhere print one when it says something new. Returns what it said."""
+    news, elapsed = (ended, running, failed), time.monotonic() - started
+    left = timedelta(seconds=round((total - ended) * elapsed / ended)) if ended else "unknown"
+    line = f"{ended}/{total} runs done, {running} running, {failed} failed, "
+    line += f"elapsed {timedelta(seconds=round(elapsed))}, left {left}"
+    if sys.stdout.isatty():
+        print(f"\r{line:79}", end="\n" if ended == total else "", flush=True)
+    elif news != old:
+        print(line, flush=True)
+    return news
+
+
 def execute_one(run):
-    """Run one and wait: a task of a cluster. Returns None, or why it failed."""
-    for fresh in (False, True):
-        if status(run) == "finished":
-            return None
-        if not (job := start(run, fresh)):
-            return "another runner is at it"
-        returncode = job.process.wait()
-        job.lock.close()
-        reason = failure(run, returncode)
-        if not job.resumed:
-            break
-    return reason
+    """Run one and wait: a task of a cluster."""
+    while status(run) != "finished":
+        if job := start(run):
+            return end(job, wait(job.process))
+        time.sleep(1)  # another task is at it
 
 
-def start(run, fresh, *locks):
-    """Start a run, or resume it from its checkpoint unless `fresh`. What else an earlier one left is removed.
-
-    Returns a Job, None where another runner is at this run. The locks stay held while the run lives.
-    """
-    run.folder.parent.mkdir(parents=True, exist_ok=True)
-    if not (lock := hold(run.lock)):
-        return None
-    resumed = not fresh and resumable(run)
-    command = [*run.command[:2], "--resume", str(run.folder)] if resumed else run.command
-    if run.folder.exists() and not resumed:
-        shutil.rmtree(run.folder)
-    with open(run.log, "a" if resumed else "w") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # the cores are used by runs side by side
-            start_new_session=True,  # a Ctrl-C at the terminal reaches the runner alone
-            # A run must not outlive its runner: it would write into a folder that the next runner clears. Linux kills
-            # it; elsewhere it keeps the locks by inheritance, and the next runner is refused until it is gone.
-            preexec_fn=die_with_runner if LIBC else None,
-            pass_fds=[held.fileno() for held in (lock, *locks)],
-        )
-    return Job(run, process, lock, resumed)
-
-
-def resumable(run):
-    """Whether the folder holds a checkpoint of this very run from which its script can go on. One that failed may do so
-    too: what it failed of, a full disk say, may be over."""
-    if not (run.folder / "checkpoint.pt").exists():
-        return False
+def slurm_executor(out, minutes, memory, cpus, parallel, more):
+    """A function like execute_here that submits the runs, one task each, and waits. minutes, memory (GB) and cpus are
+    of a task, `parallel` how many run at once, `more` KEY=VALUE flags of sbatch."""
     try:
-        args = read_json(run.folder / "config.json").get("args") or {}
+        import submitit
+
+        executor = submitit.AutoExecutor(folder=str(out / ".slurm"), cluster="slurm")
+    except ImportError:
+        raise Refused("--executor slurm needs submitit: python -m pip install submitit") from None
+    except RuntimeError as error:  # no sbatch here
+        raise Refused(f"--executor slurm needs a machine that can submit jobs: {error}") from None
+    if wrong := [word for word in more if not re.match("[^=]+=", word)]:
+        raise Refused(f"--slurm {wrong[0]}: give KEY=VALUE, a long flag of sbatch such as account=abc")
+    setup = [f"export PYTHONPATH={shlex.quote(str(ROOT))}"]  # tasks start in whatever folder
+    flags = dict(word.split("=", 1) for word in more)
+    executor.update_parameters(timeout_min=minutes, mem_gb=memory, cpus_per_task=cpus, slurm_job_name="benchmark")
+    executor.update_parameters(slurm_setup=setup, slurm_array_parallelism=parallel, slurm_additional_parameters=flags)
+    return lambda runs: submit_and_wait(executor, runs)
+
+
+def submit_and_wait(executor, runs):
+    arrays, news, started = [], None, time.monotonic()
+    try:
+        for first in range(0, len(runs), ARRAY_SIZE):
+            jobs = executor.map_array(execute_one, runs[first : first + ARRAY_SIZE])
+            arrays.append(jobs[0].job_id.split("_")[0])
+            print(f"submitted job {arrays[-1]}: {len(jobs)} tasks, logs in {executor.folder}", flush=True)
+    except Exception as error:  # whatever sbatch says
+        raise Refused(f"Slurm took no job: {last_words(str(error))} (jobs before: {arrays})") from None
+    queue = ["squeue", "--noheader", "--format=%i", f"--jobs={','.join(arrays)}"]
+    try:
+        while True:
+            listed = subprocess.run(queue, capture_output=True, text=True)
+            counts = Counter(map(state, runs))
+            news = progress(counts["finished"], len(runs), counts["running"], counts["failed"], started, news)
+            # an old job is forgotten; other errors, such as a controller that restarts, pass
+            if not listed.stdout.strip() and (not listed.returncode or "Invalid job id" in listed.stderr):
+                return [(run, reason) for run in runs if (reason := failure(run, read_record(run)))], None
+            time.sleep(SLURM_POLL_SECONDS)
+    except KeyboardInterrupt:
+        print(f"no longer waiting; the tasks go on, end them with: scancel {' '.join(arrays)}")
+        return [], signal.SIGINT
+
+
+def state(run):
+    """`status` of a run, or "running" while a process holds its lock, or "refused" for one of another configuration."""
+    try:
+        found = status(run)
     except Refused:
-        return False
-    return not differences(run, args) and knows_resume(run.script)
-
-
-@functools.cache
-def knows_resume(script):
-    done = subprocess.run([sys.executable, str(ROOT / script), "--help"], capture_output=True, text=True)
-    return "--resume" in done.stdout
-
-
-def hold(path):
-    """The file, locked, or None where another process holds the lock. It falls with the last process that has it."""
-    file = open(path, "a")  # noqa: SIM115 (as long as the run)
-    for _ in range(3):  # `status` holds a lock for a moment
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except BlockingIOError:
-            time.sleep(0.05)
-    file.close()
-    return None
-
-
-def die_with_runner():
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def stop(processes, signals):
-    """End the processes and wait for them; after GRACE_SECONDS or a second signal they are killed."""
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
-    while any(process.poll() is None for process in processes):
-        if len(signals) > 1 or time.monotonic() > deadline:
-            for process in processes:
-                process.kill()
-        time.sleep(0.05)
-
-
-def failure(run, returncode=None):
-    """None for a finished run, else the reason in one line."""
-    try:
-        state = status(run)
-    except Refused as error:
-        return str(error)
-    if state == "finished" and not returncode:
-        return None
-    text = run.log.read_text(errors="replace") if run.log.exists() else ""
-    lines = [line.strip(" │") for line in re.split(r"[\r\n]", text)]
-    # not the frame of a box, nor what stands beneath it
-    said = [line for line in lines if re.search(r"\w", line) and not line.startswith("For full helptext")]
-    return f"{f'exit code {returncode}' if returncode else state}: {said[-1] if said else 'the log is empty'}"
+        return "refused"
+    held = found != "finished" and run.beside(".lock").exists() and hold(run.beside(".lock"))
+    if held:
+        held.close()
+    return "running" if held is None else found

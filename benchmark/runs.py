@@ -1,9 +1,11 @@
-"""One run of a suite: its command, its folder, and what the folder says about it.
+"""One run of a suite: its command, its folder, and its record.
 
 DIR/suite.json                                   the suite this folder holds
-DIR/<task>/<algorithm>/lag<L>/seed<S>/           written by the script (config.json, evals.csv, result.json, ...)
+DIR/<task>/<algorithm>/lag<L>/seed<S>/           written by the script (config.json, evals.csv, model.pt, ...)
 DIR/<task>/<algorithm>/lag<L>/seed<S>.log        its stdout and stderr
-DIR/<task>/<algorithm>/lag<L>/seed<S>.lock       held by whoever runs it
+DIR/<task>/<algorithm>/lag<L>/seed<S>.lock       held while it runs
+DIR/<task>/<algorithm>/lag<L>/seed<S>.json       the record: status, exit code, peak memory, and of each start the
+                                                 command, commit, versions, machine and time
 Characters of a task or algorithm name other than letters, digits, "_", "." and "-" become "-" in the path.
 """
 
@@ -12,16 +14,15 @@ import os
 import re
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 
-from benchmark.suites import Suite
+from benchmark.suites import Refused, Suite
 
 ROOT = Path(__file__).resolve().parent.parent  # the scripts lie beside the package
-
-
-class Refused(Exception):
-    """What was asked for cannot be done; the message says why in one line (exit code 2)."""
+PARTS = ("tasks", "lags", "seeds")  # of a suite, which may grow
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,7 @@ class Run:
     script: str
     lag: int
     seed: int
-    flags: dict
-    """all flags but --run-dir, in the order of the command"""
+    flags: dict  # all but --run-dir, in the order of the command
     folder: Path
 
     @property
@@ -40,16 +40,12 @@ class Run:
         return f"{self.algorithm}, {self.task}, lag {self.lag}, seed {self.seed}"
 
     @property
-    def log(self):
-        return self.folder.with_name(self.folder.name + ".log")
-
-    @property
-    def lock(self):
-        return self.folder.with_name(self.folder.name + ".lock")
-
-    @property
     def command(self):
         return [sys.executable, str(ROOT / self.script), *flag_list(self.flags), "--run-dir", str(self.folder)]
+
+    def beside(self, suffix):
+        """seed<S>.log, seed<S>.lock or the record seed<S>.json"""
+        return self.folder.with_name(self.folder.name + suffix)
 
 
 def flag_list(flags):
@@ -64,17 +60,13 @@ def expand(suite, out):
     """All runs of a suite. Seeds outermost and algorithms innermost, so that a partial result is already paired."""
     refuse_mixed_versions(suite.tasks)
     runs = []
-    for seed in suite.seeds:
-        for task in suite.tasks:
-            for lag in suite.lags:
-                for algorithm, (script, extra) in suite.algorithms.items():
-                    folder = run_folder(out, task, algorithm, lag, seed)
-                    flags = {suite.task_flag: task, "lag": lag, "seed": seed} | suite.settings | extra
-                    runs.append(Run(task, algorithm, script, lag, seed, flags, folder))
+    for seed, task, lag, algorithm in product(suite.seeds, suite.tasks, suite.lags, suite.algorithms):
+        script, extra = suite.algorithms[algorithm]
+        flags = {suite.task_flag: task, "lag": lag, "seed": seed} | suite.settings | extra
+        runs.append(Run(task, algorithm, script, lag, seed, flags, run_folder(out, task, algorithm, lag, seed)))
     folders = Counter(str(run.folder).lower() for run in runs)  # lower: some file systems ignore case
-    for run in runs:
-        if folders[str(run.folder).lower()] > 1:
-            raise Refused(f"the suite has two runs for one folder: {run.name}")
+    if twice := [run for run in runs if folders[str(run.folder).lower()] > 1]:
+        raise Refused(f"the suite has two runs for one folder: {twice[0].name}")
     return runs
 
 
@@ -100,34 +92,32 @@ def refuse_mixed_versions(tasks):
 
 
 def status(run):
-    """ "missing", "unfinished", "failed" or "finished". A finished run which is not the one asked for is refused."""
-    if not run.folder.exists():
-        return "missing"
-    if not (run.folder / "result.json").exists():  # the script writes it last
-        return "unfinished"
-    try:
-        result = read_json(run.folder / "result.json")
-    except Refused:  # damaged: such a run is repeated like one that failed
+    """ "finished", "failed", "unfinished" or "missing". A finished run which is not the one asked for is refused."""
+    if (run.folder / "model.pt").exists():  # the script writes it last
+        args = read_json(run.folder / "config.json")["args"]
+        if other := differences(run, args):
+            raise Refused(f"{run.folder} holds another configuration ({'; '.join(other)}): move it")
+        if last_step(run.folder) == final_step(args):
+            return "finished"
+    if read_record(run).get("status") == "failed":
         return "failed"
-    if result.get("status") != "finished":
-        return "failed"
-    args = read_json(run.folder / "config.json").get("args") or {}
-    if other := differences(run, args):
-        raise Refused(f"{run.folder} holds another configuration ({'; '.join(other)}): move it or choose another --out")
-    try:
-        last_step = final_step(args)
-    except (AttributeError, KeyError, TypeError, ZeroDivisionError):
-        raise Refused(f"{run.folder}/config.json does not say how many steps the run has: move it") from None
-    if result.get("global_step") != last_step or result.get("seed") != run.seed:
-        found = f"seed {result.get('seed')}, step {result.get('global_step')}"
-        raise Refused(f"{run.folder} says finished with {found}, not seed {run.seed}, step {last_step}: move it")
-    return "finished"
+    return "unfinished" if run.folder.exists() else "missing"
 
 
 def differences(run, args):
     """What the args of a config.json say otherwise than the flags of a run, as texts."""
     asked = {flag.replace("-", "_"): value for flag, value in run.flags.items()}
     return [f"{key} {args.get(key)}, not {value}" for key, value in asked.items() if args.get(key) != value]
+
+
+def last_step(folder):
+    """The first column of the last row of metrics.csv; None without one."""
+    try:
+        with open(folder / "metrics.csv", "rb") as file:
+            file.seek(max(0, os.path.getsize(file.name) - 4096))
+            return int(file.read().splitlines()[-1].split(b",")[0])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def final_step(args):
@@ -138,69 +128,58 @@ def final_step(args):
     return args["total_timesteps"] // batch_size * batch_size
 
 
+def read_record(run):
+    return read_json(run.beside(".json")) if run.beside(".json").exists() else {}
+
+
+def write_record(run, record):
+    replace_file(run.beside(".json"), json.dumps(record, indent=1) + "\n")
+
+
+def resumable(run):
+    """Whether the folder holds a checkpoint of this very run. One that failed may go on too: what it failed of, a full
+    disk say, may be over."""
+    with suppress(Refused, KeyError):
+        same = not differences(run, read_json(run.folder / "config.json")["args"])
+        return same and (run.folder / "checkpoint.pt").exists()
+    return False
+
+
 def read_json(path):
     try:
-        content = json.loads(path.read_text())
+        return json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise Refused(f"{path} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise Refused(f"{path} does not hold a JSON object")
-    return content
-
-
-def agree(out, name, suite):
-    """The suite that a folder is to hold; raises Refused where it holds another: one folder never mixes two.
-
-    The suite asked for may be a part of the one the folder holds, or that one a part of it: the wider is returned. One
-    of which no run was begun does not count.
-    """
-    refuse_foreign(out)
-    if not (out / "suite.json").exists():
-        return suite
-    held_name, held = recall_suite(out)
-    if not any(run.folder.exists() for run in expand(held, out)):
-        return suite
-    if held_name != name:
-        raise Refused(f"{out} holds the suite {held_name}: choose another --out")
-    same = (held.settings, held.task_flag) == (suite.settings, suite.task_flag)
-    if not same or any(held.algorithms.get(key, value) != value for key, value in suite.algorithms.items()):
-        raise Refused(f"{out} holds {name} with other settings: choose another --out")
-    if contains(held, suite):
-        return held
-    if contains(suite, held):
-        return suite
-    raise Refused(f"{out} holds runs of {name} that are left out here: ask for these as well, or choose another --out")
-
-
-def remember_suite(out, name, suite):
-    """Write into DIR/suite.json what the folder holds from now on."""
-    if agree(out, name, suite) is suite:
-        replace_file(out / "suite.json", json.dumps({"name": name, **asdict(suite)}, indent=1) + "\n")
-
-
-def contains(wide, part):
-    """Whether every run of the suite `part` is one of `wide`, settings aside."""
-    if not part.algorithms.items() <= wide.algorithms.items():
-        return False
-    return all(set(getattr(part, key)) <= set(getattr(wide, key)) for key in ("tasks", "lags", "seeds"))
 
 
 def replace_file(path, content):
     """The file (text or bytes) appears whole or not at all: a full disk leaves the old one as it was."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")  # two processes may write a report at once
-    try:
-        temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")  # two processes may write a report at once
+    partial.write_bytes(content if isinstance(content, bytes) else content.encode())
+    os.replace(partial, path)
 
 
-def refuse_foreign(out):
-    """Raises Refused for a folder with something in it that is not a suite's."""
-    if out.exists() and not (out / "suite.json").exists():
-        begun = re.compile(r"\.lock|\.suite\.json\.\d+\.partial")  # what a runner leaves that was killed as it began
-        if not all(begun.fullmatch(entry.name) for entry in out.iterdir()):
-            raise Refused(f"{out} is not empty and holds no suite.json: choose another --out")
+def remember_suite(out, name, suite, write=True):
+    """DIR/suite.json: what the folder holds, with the tasks, lags and seeds which it held before. Raises Refused where
+    it holds something else, or the same with other settings."""
+    if (out / "suite.json").exists():
+        held_name, held = recall_suite(out)
+        if held_name != name:
+            raise Refused(f"{out} holds the suite {held_name}: choose another --out")
+        if (held.algorithms, held.settings) != (suite.algorithms, suite.settings):
+            raise Refused(f"{out} holds {name} with other settings: choose another --out")
+        suite = widen(held, suite)
+    elif out.exists() and any(not entry.name.startswith(".") for entry in out.iterdir()):
+        raise Refused(f"{out} is not empty and holds no suite.json: choose another --out")
+    if write:
+        out.mkdir(parents=True, exist_ok=True)
+        replace_file(out / "suite.json", json.dumps({"name": name, **asdict(suite)}, indent=1) + "\n")
+
+
+def widen(suite, other):
+    """The suite with the tasks, lags and seeds of another one as well."""
+    tasks, lags, seeds = (dict.fromkeys(getattr(suite, key) + getattr(other, key)) for key in PARTS)
+    return replace(suite, tasks=tuple(tasks), lags=tuple(sorted(lags)), seeds=tuple(sorted(seeds)))
 
 
 def recall_suite(out):
@@ -210,11 +189,8 @@ def recall_suite(out):
     content = read_json(out / "suite.json")
     try:
         name, suite = content.pop("name"), Suite(**content)
-        algorithms = {key: (script, dict(flags)) for key, (script, flags) in suite.algorithms.items()}
-        parts = {key: tuple(getattr(suite, key)) for key in ("tasks", "lags", "seeds")}
-        suite = replace(suite, algorithms=algorithms, pairs=tuple(map(tuple, suite.pairs)), **parts)
-        if not expand(suite, out):
-            raise ValueError("no runs")
-        return name, suite
+        algorithms = {key: (script, flags) for key, (script, flags) in suite.algorithms.items()}
+        pairs, parts = tuple(map(tuple, suite.pairs)), {key: tuple(getattr(suite, key)) for key in PARTS}
+        return name, replace(suite, algorithms=algorithms, pairs=pairs, **parts)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Refused(f"{out}/suite.json is not a suite: {error!r}") from None

@@ -5,272 +5,248 @@ whatever else the machine does hits all alike; a ratio is taken within a repeat,
 """
 
 import csv
+import io
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
-import subprocess
+import statistics
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import cache
+from itertools import product
 from pathlib import Path
+from typing import Literal
 
-from benchmark.results import describe
-from benchmark.runner import LIBC, die_with_runner
-from benchmark.runs import ROOT, Refused, flag_list, read_json, slug
-from benchmark.speed_report import BARE, CLEANRL, SB3, SBX, TITLES, TRL, describe_origin, report, write_files
+from benchmark.report import table
+from benchmark.runner import kill, last_words, launch, origin, peak_mb, typed, wait
+from benchmark.runs import ROOT, Refused, flag_list, replace_file, slug
 
-BATCH, COMPLETIONS = 16 * 128, 16 * 8
 CONTROL = {"env-id": "HalfCheetah-v5", "num-envs": 16, "num-steps": 128, "num-minibatches": 32, "update-epochs": 10}
 CONTROL |= {"eval-episodes": 0}
 # Few gradient steps, since only memory is asked for; lag 63 has all its policies after 64 iterations.
-MEMORY = CONTROL | {"num-minibatches": 4, "update-epochs": 1, "total-timesteps": 70 * BATCH}
-# Five terms, whose worked solutions are 16 tokens at most.
-LLM = {
-    "num-terms": 5,
-    "max-new-tokens": 16,
-    "num-prompts": 16,
-    "num-generations": 8,
-    "eval-problems": 0,
-    "num-evals": 0,
-}
-# Hardly a warm start, so that completions are as long as those of a random model, and no longer skipped for lack of
-# any reward; and hardly a step, so that they stay so.
-LLM |= {"learning-rate": 1e-5, "warm-start-steps": 25, "warm-start-dir": "../warm_start"}
-
+MEMORY = CONTROL | {"num-minibatches": 4, "update-epochs": 1, "total-timesteps": 70 * 2048, "compile": False}
+# Five terms: worked solutions are 16 tokens at most. Hardly a warm start, so that completions are as long as those of a
+# random model, and no longer skipped for lack of any reward; and hardly a step, so that they stay so.
+LLM = {"num-terms": 5, "max-new-tokens": 16, "num-prompts": 16, "num-generations": 8, "learning-rate": 1e-5}
+LLM |= {"eval-problems": 0, "num-evals": 0, "warm-start-steps": 25, "warm-start-dir": "warm_start"}
 WARMUP = {"control": 3, "llm": 10, "memory": 3}  # iterations before the measured ones
-FACTOR = {
-    "llm": 4,
-    "environment": 5,
-    "async_environment": 5,
-    "physics": 5,
-}  # measured iterations of these, short ones, per --iterations
-
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+FACTOR = {"trl": 4, "environment": 5, "async_environment": 5, "physics": 5}  # of --iterations, where one is short
+ENVIRONMENT = {"MKL_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "COLUMNS": "200", "PYTHONSAFEPATH": "1"}
 ENVIRONMENT |= {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
-ENVIRONMENT |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200", "PYTHONSAFEPATH": "1"}
-ALONE = ("environment", "async_environment", "physics")  # of speed_peers.py, what needs no peer
-HINT = "without --peers only our scripts, the bare environment and physics are measured; to have the others: "
-HINT += "python3 -m venv DIR, DIR/bin/pip install -r benchmark/speed_requirements.txt, then --peers DIR/bin/python"
+ENVIRONMENT |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
-
-class Failed(Exception):
-    """A contestant gave no measurement; the message is its last line."""
+TITLES = {
+    "control": "HalfCheetah-v5: 10 epochs of minibatches of 64 per 2048 steps, nets 64-64",
+    "llm": "language model of 0.23 M parameters: 16 prompts x 8 completions, up to 16 tokens, one gradient step each",
+    "memory": "peak memory: 70 iterations of 2048 steps, 16 environments",
+}
+PEERS = {"sb3": "SB3 PPO", "sbx": "sbx PPO", "cleanrl": "CleanRL PPO", "trl": "TRL GRPO"}  # of peers.py
+ALONE = {"environment": "bare environment", "async_environment": "AsyncVectorEnv", "physics": "physics alone"}
+COLUMNS = ("table", "contestant", "repeat", "steps_per_second", "warmup_seconds", "sampling_share", "cpu_share")
+COLUMNS += ("peak_rss_mb", "versions", "machine", "commit", "command")
+NOTES = """- x NAME: speed as a multiple of NAME's, within a repeat; the median over repeats
+- CPU: processor time of the process over its wall time; well below 100 % other work kept it waiting
+- warm-up: seconds outside the measurement (start, imports, compilation, first iterations), repeat 1
+- peak memory: resident, of the process or of the largest that it started"""
 
 
 @dataclass(frozen=True)
 class Contestant:
     table: str
     name: str
-    script: str
-    """relative to this repository"""
+    script: str  # relative to this repository
     words: list
     python: str = sys.executable
-    unit: int | None = None
-    """steps or completions per global_step of metrics.csv; None: it is no script of ours and prints its result"""
-    lag_0: str | None = None
-    """name of the same contestant without lag"""
+    unit: int | None = None  # steps or completions per global_step of metrics.csv; None: it prints its result
+    lag_0: str | None = None  # name of the same contestant without lag
 
 
-def add_parser(commands):
-    parser = commands.add_parser("speed", help="measure the speed of the scripts beside other implementations")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of speed.csv and speed.md")
-    parser.add_argument("--only", choices=TITLES, help="one table (default: all)")
-    parser.add_argument("--match", metavar="REGEX", help="only contestants whose name matches, as 'PPO|bare'")
-    parser.add_argument("--repeats", type=int, default=3, metavar="R", help="times all are measured (default: 3)")
-    parser.add_argument("--iterations", type=int, default=8, metavar="I", help="measured iterations (default: 8)")
-    parser.add_argument("--peers", type=Path, metavar="PYTHON", help="python that has speed_requirements.txt")
-    parser.add_argument("--cleanrl", type=Path, metavar="PATH", help="a copy of CleanRL's ppo_continuous_action.py")
-    parser.set_defaults(do=run_speed)
+@dataclass
+class Speed:
+    """Measure the speed of the scripts beside other implementations."""
 
+    out: Path  # folder of speed.csv and speed.md
+    only: Literal["control", "llm", "memory"] | None = None  # one table
+    match: str = ""  # only contestants whose name matches this regular expression, as 'PPO|bare'
+    repeats: int = 3  # times all are measured
+    iterations: int = 8  # measured iterations
+    peers: Path | None = None  # python that has speed_requirements.txt
+    cleanrl: Path | None = None  # a copy of CleanRL's ppo_continuous_action.py
 
-def run_speed(args):
-    """Measure all, writing speed.csv and speed.md after each. Returns 0, or 1 if something failed."""
-    refuse(args)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    rows, failures, origin, started = [], {}, describe_origin(), time.perf_counter()
-    with tempfile.TemporaryDirectory() as scratch:
-        scratch = Path(scratch)
-        if args.cleanrl:
-            shutil.copy(args.cleanrl, scratch / "cleanrl.py")
-        contestants = [c for c in enlist(args) if re.search(args.match or "", c.name)]
-        contestants = [c for c in contestants if "--compile" not in c.words or has_compile(c.script)]
-        if not contestants:
-            raise Refused(f"--match {args.match} matches the name of no contestant")
-        args.out.mkdir(parents=True, exist_ok=True)
-        if not args.peers:
-            print(HINT, flush=True)
-        turns = [(r, c) for r in range(1, args.repeats + 1) for c in contestants if r == 1 or c.table != "memory"]
-        if any(c.table == "llm" for c in contestants):
-            with suppress(Failed):  # makes the warm start which all use; else the first to be measured would
-                flags = LLM | {"num-updates": 1}
-                run_alone(Contestant("llm", "warm start", "grpo_llm.py", flag_list(flags), unit=1), scratch)
-        for turn, (repeat, contestant) in enumerate(turns, 1):
-            try:
-                row = {"table": contestant.table, "contestant": contestant.name, "repeat": repeat}
-                rows.append(row | measure(contestant, scratch) | origin)
-                said = "{steps_per_second:,.0f} per s, warm-up {warmup_seconds:.0f} s, {peak_rss_mb:.0f} MB"
-                said = said.format(**rows[-1])
-            except Failed as failure:
-                failures[contestant.name], said = str(failure), f"failed: {failure}"
-                shutil.copy(scratch / "log", args.out / f"{slug(contestant.name)}.log")
-            write_files(args, contestants, rows, failures)
-            left = timedelta(seconds=round((time.perf_counter() - started) / turn * (len(turns) - turn)))
-            print(f"{turn}/{len(turns)} {contestant.name}, repeat {repeat}: {said}; {left} left", flush=True)
-    results = report(contestants, rows, failures)
-    print("\n\n".join(["", *results, f"written: {args.out}/speed.md, {args.out}/speed.csv"]))
-    return 1 if failures else 0
+    def do(self):
+        """Measure all, writing speed.csv and speed.md after each. Returns 0, or 1 if something failed."""
+        contestants, rows, failures = self.enlist(), [], {}
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        self.out.mkdir(parents=True, exist_ok=True)
+        if not self.peers:
+            print("without --peers only our scripts, the bare environment and physics: see docs/speed.md", flush=True)
+        turns = [(r, c) for r in range(1, self.repeats + 1) for c in contestants if r == 1 or c.table != "memory"]
+        with tempfile.TemporaryDirectory() as scratch:
+            scratch = Path(scratch)
+            if self.cleanrl:
+                shutil.copy(self.cleanrl, scratch / "cleanrl.py")
+            for turn, (repeat, contestant) in enumerate(turns, 1):
+                try:
+                    row = {"table": contestant.table, "contestant": contestant.name, "repeat": repeat}
+                    rows.append(row | measure(contestant, scratch))
+                    said = "{steps_per_second:,.0f} per s, warm-up {warmup_seconds:.0f} s, {peak_rss_mb:.0f} MB"
+                    said = said.format(**rows[-1])
+                except Refused as failure:
+                    failures[contestant.name], said = str(failure), f"failed: {failure}"
+                    shutil.copy(scratch / "log", self.out / f"{slug(contestant.name)}.log")
+                tables = write_files(self.out, contestants, rows, failures)
+                print(f"{turn}/{len(turns)} {contestant.name}, repeat {repeat}: {said}", flush=True)
+        print(f"\n{tables}\n\nwritten: {self.out}/speed.md, {self.out}/speed.csv")
+        return 1 if failures else 0
 
-
-def refuse(args):
-    for name in ("repeats", "iterations"):
-        if getattr(args, name) < 1:
-            raise Refused(f"--{name} must be at least 1, not {getattr(args, name)}")
-    if args.peers and not (args.peers.is_file() and os.access(args.peers, os.X_OK)):
-        raise Refused(f"--peers {args.peers} is no program: give the python of the environment that has the peers")
-    try:
-        re.compile(args.match or "")
-    except re.error as error:
-        raise Refused(f"--match {args.match} is no regular expression: {error}") from None
-    if args.cleanrl and not args.peers:
-        raise Refused("--cleanrl needs --peers PYTHON, whose environment runs it")
-    if args.cleanrl and not args.cleanrl.is_file():
-        raise Refused(f"--cleanrl {args.cleanrl} is no file: give a copy of CleanRL's ppo_continuous_action.py")
-    if (args.out / "speed.csv").exists():
-        raise Refused(f"{args.out} holds a speed.csv already: move it or choose another --out")
-
-
-# -------------------------------------------------------------------------------------------------------- contestants
-
-
-def enlist(args):
-    """The contestants, in the order in which a repeat measures them."""
-    found = []
-    if args.only in (None, "control"):
-        flags = CONTROL | {"total-timesteps": (WARMUP["control"] + args.iterations) * BATCH}
-        for name in ("PPO", "VACO"):
-            found += ours("control", name, f"{name.lower()}_continuous.py", flags, lags=(0, 63), unit=1)
-        found += [other("control", SB3, "sb3", args), other("control", SBX, "sbx", args)] if args.peers else []
-        found += [other("control", CLEANRL, "cleanrl", args)] if args.cleanrl else []
-        alone = {BARE: "environment", "AsyncVectorEnv": "async_environment", "physics alone": "physics"}
-        found += [other("control", name, which, args) for name, which in alone.items()]
-    if args.only in (None, "llm"):
-        flags = LLM | {"num-updates": WARMUP["llm"] + FACTOR["llm"] * args.iterations}
+    def enlist(self):
+        """The contestants, in the order in which a repeat measures them. Raises Refused."""
+        if min(self.repeats, self.iterations) < 1:
+            raise Refused("--repeats and --iterations must be at least 1")
+        if self.peers and not os.access(self.peers, os.X_OK):
+            raise Refused(f"--peers {self.peers} is no program: give the python of the environment that has the peers")
+        if self.cleanrl and not (self.peers and self.cleanrl.is_file()):
+            raise Refused("--cleanrl needs a copy of CleanRL's ppo_continuous_action.py, and --peers PYTHON to run it")
+        if (self.out / "speed.csv").exists():
+            raise Refused(f"{self.out} holds a speed.csv already: move it or choose another --out")
+        found, peers = [], [name for name in PEERS if self.peers and (name != "cleanrl" or self.cleanrl)]
+        for name, compiled, lag in product(("PPO", "VACO"), (False, True), (0, 63)):
+            suffix, steps = ", --compile" * compiled, 2048 * (WARMUP["control"] + self.iterations)
+            flags = CONTROL | {"total-timesteps": steps, "lag": lag, "compile": compiled}
+            words, lag_0 = flag_list(flags), f"{name}, lag 0{suffix}" if lag else None
+            script = f"{name.lower()}_continuous.py"
+            found.append(Contestant("control", f"{name}, lag {lag}{suffix}", script, words, unit=1, lag_0=lag_0))
+        found += [self.other("control", name) for name in (*peers, *ALONE) if name != "trl"]
+        words = flag_list(LLM | {"num-updates": WARMUP["llm"] + FACTOR["trl"] * self.iterations})
         for name in ("GRPO", "VACO"):
-            found += ours("llm", f"{name} LLM", f"{name.lower()}_llm.py", flags, lags=(0,), unit=COMPLETIONS)
-        found += [other("llm", TRL, "trl", args)] if args.peers else []
-    if args.only in (None, "memory"):
+            found.append(Contestant("llm", f"{name} LLM, lag 0", f"{name.lower()}_llm.py", words, unit=16 * 8))
+        found += [self.other("llm", name) for name in peers if name == "trl"]
         for env_id, lag in (("HalfCheetah-v5", 0), ("Humanoid-v5", 63)):
             words = flag_list(MEMORY | {"env-id": env_id, "lag": lag})
             found.append(Contestant("memory", f"VACO {env_id}, lag {lag}", "vaco_continuous.py", words, unit=1))
-    return found
+        found = [c for c in found if self.only in (None, c.table) and re.search(self.match, c.name)]
+        if not found:
+            raise Refused(f"--match {self.match} matches the name of no contestant")
+        return found
 
-
-def ours(table, name, script, flags, lags, unit):
-    """A script at each lag, without --compile and with it."""
-    found = []
-    for suffix, words in (("", []), (", --compile", ["--compile"])):
-        for lag in lags:
-            lag_0 = f"{name}, lag 0{suffix}" if lag else None
-            command = [*flag_list(flags | {"lag": lag}), *words]
-            found.append(Contestant(table, f"{name}, lag {lag}{suffix}", script, command, unit=unit, lag_0=lag_0))
-    return found
-
-
-@cache
-def has_compile(script):
-    shown = subprocess.run([sys.executable, str(ROOT / script), "--help"], capture_output=True, text=True)
-    return "--compile" in shown.stdout
-
-
-def other(table, name, which, args):
-    """One of speed_peers.py, in the peers' environment unless it needs nothing that ours lacks."""
-    iterations = FACTOR.get(which, FACTOR.get(table, 1)) * args.iterations
-    words = [which, "--warmup", str(WARMUP[table]), "--iterations", str(iterations)]
-    words += ["--cleanrl", "../cleanrl.py"] if which == "cleanrl" else []
-    python = sys.executable if which in ALONE else str(args.peers.absolute())
-    return Contestant(table, name, "benchmark/speed_peers.py", words, python)
+    def other(self, table, name):
+        """One of peers.py, in the peers' environment unless it needs nothing that ours lacks."""
+        words = [name, str(WARMUP[table]), str(FACTOR.get(name, 1) * self.iterations)]
+        words += ["../cleanrl.py"] if name == "cleanrl" else []
+        python = sys.executable if name in ALONE else str(self.peers.absolute())
+        return Contestant(table, (PEERS | ALONE)[name], "benchmark/peers.py", words, python)
 
 
 # -------------------------------------------------------------------------------------------------------- measurement
 
 
 def measure(contestant, scratch):
-    """Run a contestant once. Returns the columns of speed.csv that it decides; raises Failed."""
-    output, wall, usage = run_alone(contestant, scratch)
-    try:
-        if contestant.unit:
-            result = read_run(contestant, scratch / "run")
-        else:
-            result = json.loads([line for line in output.splitlines() if line.startswith('{"steps"')][-1])
-        return {
-            "steps_per_second": result["steps"] / result["seconds"],
-            "warmup_seconds": wall - result["seconds"],  # start, imports, compilation, the first iterations
-            "sampling_share": result["sampling_share"],
-            "cpu_share": (usage.ru_utime + usage.ru_stime) / wall,
-            "peak_rss_mb": usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
-            "versions": describe(result["versions"]),
-            "command": shlex.join(["python", contestant.script, *contestant.words]),
-        }
-    except (Refused, OSError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise Failed(f"its result cannot be read: {error!r}") from None
-
-
-def run_alone(contestant, scratch):
-    """Run it to its end. Returns (output, wall seconds, resource usage); raises Failed with its last line."""
-    shutil.rmtree(scratch / "run", ignore_errors=True)
-    shutil.rmtree(scratch / "cwd", ignore_errors=True)
+    """Run a contestant once. Returns the columns of speed.csv that it decides; raises Refused with its last line."""
+    for folder in ("run", "cwd"):
+        shutil.rmtree(scratch / folder, ignore_errors=True)
     (scratch / "cwd").mkdir()
     command = [contestant.python, str(ROOT / contestant.script), *contestant.words]
     command += ["--run-dir", str(scratch / "run")] if contestant.unit else []
     compiled = {"TORCHINDUCTOR_CACHE_DIR": str(scratch / f"compiled-{slug(contestant.name)}")}  # empty at first
     started = time.perf_counter()
     with open(scratch / "log", "w") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=scratch / "cwd",
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | ENVIRONMENT | compiled,
-            start_new_session=True,
-            preexec_fn=die_with_runner if LIBC else None,
-        )
+        process = launch(command, log, ENVIRONMENT | compiled, cwd=scratch / "cwd")
     try:
-        _, status, usage = os.wait4(process.pid, 0)  # of this process, where getrusage has the largest one so far
+        usage = wait(process)
     except BaseException:  # Ctrl-C
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill(process)
         raise
-    wall, process.returncode = time.perf_counter() - started, os.waitstatus_to_exitcode(status)
-    output = (scratch / "log").read_text(errors="replace").strip()
-    if process.returncode != 0:
-        lines = [line.strip(" │") for line in re.split(r"[\r\n]", output)]
-        said = [line for line in lines if re.search(r"\w", line) and "full helptext" not in line]  # no frame of a box
-        raise Failed(f"exit code {process.returncode}: {said[-1] if said else 'it said nothing'}")
-    return output, wall, usage
+    wall, output = time.perf_counter() - started, (scratch / "log").read_text(errors="replace")
+    if process.returncode:
+        raise Refused(f"exit code {process.returncode}: {last_words(output)}")
+    made = origin()
+    if contestant.unit:
+        made |= read_run(contestant, scratch / "run")
+    else:
+        made |= json.loads([line for line in output.splitlines() if line.startswith('{"steps"')][-1])
+    return {
+        "steps_per_second": made["steps"] / made["seconds"],
+        "warmup_seconds": wall - made["seconds"],  # start, imports, compilation, the first iterations
+        "sampling_share": made["sampling_share"],
+        "cpu_share": (usage.ru_utime + usage.ru_stime) / wall,
+        "peak_rss_mb": peak_mb(usage),
+        "versions": ", ".join(f"{package} {x}" for package, x in made["versions"].items()),
+        "machine": made["machine"],
+        "commit": made["commit"] or "unknown",
+        "command": shlex.join(["python", contestant.script, *contestant.words]),
+    }
 
 
 def read_run(contestant, folder):
     """Steps and seconds of one of our runs from the end of the warm-up on, and the share of sampling if it has one."""
     with open(folder / "metrics.csv", newline="") as file:
         rows = [{name: float(x) for name, x in row.items()} for row in csv.DictReader(file)]
-    measured = rows[WARMUP[contestant.table] :]
-    first, last = rows[-len(measured) - 1], rows[-1]
-    seconds = last["charts/seconds"] - first["charts/seconds"]
-    steps = (last["global_step"] - first["global_step"]) * contestant.unit
-    skipped = sum(row.get("charts/skipped_steps", 0) for row in measured)
+    first, *measured = rows[WARMUP[contestant.table] - 1 :]
+    seconds, steps = (measured[-1][key] - first[key] for key in ("charts/seconds", "global_step"))
+    keys = ("charts/skipped_steps", "charts/sampling_seconds", "charts/training_seconds")
+    skipped, sampling, training = (sum(row.get(key, 0) for row in measured) for key in keys)
     if skipped > 0.1 * len(measured):
-        raise Failed(f"{skipped:.0f} of {len(measured)} updates had no reward to learn from, so its speed says nothing")
-    sampling = sum(row.get("charts/sampling_seconds", 0) for row in measured)
-    training = sum(row.get("charts/training_seconds", 0) for row in measured)
+        raise Refused(
+            f"{skipped:.0f} of {len(measured)} updates had no reward to learn from, so its speed says nothing"
+        )
     share = sampling / (sampling + training) if training else None
-    versions = read_json(folder / "config.json")["versions"]
-    return {"steps": steps, "seconds": seconds, "sampling_share": share, "versions": versions}
+    return {"steps": steps * contestant.unit, "seconds": seconds, "sampling_share": share}
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def write_files(out, contestants, rows, failures):
+    """speed.csv and speed.md of what is measured so far. Returns the tables."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_file(out / "speed.csv", text.getvalue())
+    parts = [speed_table(name, [c for c in contestants if c.table == name], rows) for name in TITLES]
+    if failures:
+        parts.append("**Failed:**\n\n" + "\n".join(f"- {name}: {reason}" for name, reason in failures.items()))
+    tables, lines = "\n\n".join(part for part in parts if part), [f"- command: `{typed()}`"]
+    lines += [f"- {key}: {' and '.join(dict.fromkeys(row[key] for row in rows))}" for key in ("commit", "machine")]
+    for versions in dict.fromkeys(row["versions"] for row in rows):
+        names = dict.fromkeys(row["contestant"] for row in rows if row["versions"] == versions)
+        lines.append(f"- {'; '.join(names)}: {versions}")
+    header = "\n".join(lines)
+    replace_file(out / "speed.md", f"# Speed\n\n{header}\n{NOTES}\n\n{tables}\n")
+    return tables
+
+
+def speed_table(name, contestants, rows):
+    if not contestants:
+        return None
+    found = {c.name: {r["repeat"]: r for r in rows if r["contestant"] == c.name} for c in contestants}
+    references = [x for x in (*PEERS.values(), "bare environment") if x in found]
+    means = [("CPU", "cpu_share", ".0%"), ("warm-up, s", "warmup_seconds", ",.0f")]
+    means = [
+        *[("sampling", "sampling_share", ".0%")] * (name == "llm"),
+        *means,
+        ("peak memory, MB", "peak_rss_mb", ",.0f"),
+    ]
+    lags, unit = any(c.lag_0 for c in contestants), "completions/s" if name == "llm" else "steps/s"
+    lines = [["", f"{unit}, median", "min to max", *(f"x {x}" for x in references), *["x lag 0"] * lags]]
+    lines[0] += [title for title, _, _ in means]
+    for contestant in contestants:
+        mine = found[contestant.name]
+        speeds = {r: row["steps_per_second"] for r, row in mine.items()}
+        line = [contestant.name, median(speeds.values(), ",.0f")]
+        line.append(f"{min(speeds.values()):,.0f} to {max(speeds.values()):,.0f}" if speeds else "")
+        for reference in [*references, *[contestant.lag_0] * lags]:
+            other = found.get(reference, {})
+            line.append(median([x / other[r]["steps_per_second"] for r, x in speeds.items() if r in other], ".2f"))
+        for _, key, form in means:  # only the first one has to compile
+            line.append(median([row[key] for row in mine.values()][: 1 if key == "warmup_seconds" else None], form))
+        lines.append(line)
+    return f"## {TITLES[name]}\n\n{table(lines)}"
+
+
+def median(values, form):
+    return format(statistics.median(values), form) if values else ""

@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,56 +13,68 @@ from benchmark.suites import Suite
 
 # Takes no time, resumes from its checkpoint, and its eval_std depends on every step it has made.
 STAND_IN = """
-import json, os, signal, sys, time
+import json, os, sys, time
+from dataclasses import asdict, dataclass
 from pathlib import Path
+import tyro
 
-if sys.argv[1:] == ["--help"]:
-    print("--resume DIR")
-    sys.exit()
-flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-resumed = Path(flags["--resume"]) if "--resume" in flags else None
-if resumed:
-    args = json.loads((resumed / "config.json").read_text())["args"]
-else:
-    args = {flag[2:].replace("-", "_"): json.loads(x) if x[0].isdigit() else x for flag, x in flags.items()}
-folder = Path(args["run_dir"])
-if not resumed:
-    folder.mkdir(parents=True)  # like the scripts: a run directory which is there already is refused
-assert os.environ["OMP_NUM_THREADS"] == "1"
-versions = {"python": "3.12", "torch": "2.13", "numpy": "2.4", "gymnasium": "1.4", "mujoco": "4.0"}
-config = {"args": args, "commit": "abc", "versions": versions, "machine": {"cores": 2}, "command": sys.argv}
-if not resumed:
-    (folder / "config.json").write_text(json.dumps(config))
-(folder / "pid").write_text(str(os.getpid()))
-if args.get("stubborn"):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("resuming" if resumed else "starting", args["seed"], flush=True)
-batch, height = args["num_envs"] * args["num_steps"], 100 * args["gain"] + args["seed"] + args["lag"]
-names = {"metrics.csv": "global_step,charts/SPS\\n", "evals.csv": "global_step,eval_return,eval_std,eval_length\\n"}
-state = {"step": 0, "sum": args["seed"], "sizes": [0, 0]}
-if resumed:
-    state = json.loads((folder / "checkpoint.pt").read_text())
-    if args.get("bad_checkpoint"):
-        raise RuntimeError("this checkpoint is of no use")
-files = [open(folder / name, "a", buffering=1) for name in names]
-for file, size, header in zip(files, state["sizes"], names.values()):
-    file.truncate(size)
-    file.write("" if size else header)
-metrics, evals = files
-for step in range(state["step"] + batch, args["total_timesteps"] + 1, batch):
-    time.sleep(args["step_seconds"])
-    state = {"step": step, "sum": (state["sum"] * 1103515245 + 12345) % 2**31}
-    metrics.write(f"{step},1000.0\\n")
-    evals.write(f"{step},{height * step / args['total_timesteps']},{state['sum']},10.0\\n")
-    if args.get("fail_seed") == args["seed"]:
-        raise RuntimeError("boom at the first update")
-    state["sizes"] = [file.tell() for file in files]
-    (folder / "checkpoint.partial").write_text(json.dumps(state))
-    os.replace(folder / "checkpoint.partial", folder / "checkpoint.pt")
-result = {"status": "finished", "seed": args["seed"], "global_step": step, "train_return": height - 1.0}
-result |= {"eval_return": float(height), "eval_std": state["sum"] / 2**31, "sps": 1000.0}
-(folder / "result.partial").write_text(json.dumps(result))
-os.replace(folder / "result.partial", folder / "result.json")
+@dataclass
+class Args:
+    env_id: str = "Toy-v0"
+    lag: int = 0
+    seed: int = 1
+    gain: float = 1.0
+    num_envs: int = 10
+    num_steps: int = 2
+    total_timesteps: int = 100
+    step_seconds: float = 0.0
+    fail_seed: int = 0
+    bad_checkpoint: bool = False
+    run_dir: Path | None = None
+    resume: Path | None = None
+
+    def __post_init__(self):
+        if self.total_timesteps < self.num_envs * self.num_steps:
+            raise ValueError(f"--total-timesteps must be at least one batch, not {self.total_timesteps}")
+
+def main():
+    args = tyro.cli(Args)
+    folder, resumed = args.resume or args.run_dir, args.resume
+    if resumed:
+        args = Args(**json.loads((folder / "config.json").read_text())["args"])
+    else:
+        folder.mkdir(parents=True)  # like the scripts: a run directory which is there already is refused
+        (folder / "config.json").write_text(json.dumps({"script": "toy", "args": asdict(args)}, default=str))
+    (folder / "pid").write_text(str(os.getpid()))
+    print("resuming" if resumed else "starting", args.seed, "threads", os.environ["OMP_NUM_THREADS"], flush=True)
+    batch, height = args.num_envs * args.num_steps, 100 * args.gain + args.seed + args.lag
+    last = args.total_timesteps // batch * batch
+    headers = {"metrics": "global_step,charts/SPS", "evals": "global_step,eval_return,eval_std,eval_length"}
+    headers["episodes"] = "global_step,episodic_return,episodic_length"
+    state = {"step": 0, "sum": args.seed, "sizes": [0, 0, 0]}
+    if resumed:
+        if args.bad_checkpoint:
+            sys.exit("this checkpoint is of no use")
+        state = json.loads((folder / "checkpoint.pt").read_text())
+    files = [open(folder / f"{name}.csv", "a", buffering=1) for name in headers]
+    for file, size, header in zip(files, state["sizes"], headers.values()):
+        file.truncate(size)
+        file.write("" if size else header + "\\n")
+    for step in range(state["step"] + batch, last + 1, batch):
+        time.sleep(args.step_seconds)
+        state = {"step": step, "sum": (state["sum"] * 1103515245 + 12345) % 2**31}
+        files[0].write(f"{step},1000.0\\n")
+        files[1].write(f"{step},{height * step / last},{state['sum'] / 2**31},10.0\\n")
+        files[2].write(f"{step},{height - 1.0},10\\n")
+        if args.fail_seed == args.seed:
+            raise RuntimeError("boom at the first update")
+        state["sizes"] = [file.tell() for file in files]
+        (folder / "checkpoint.partial").write_text(json.dumps(state))
+        os.replace(folder / "checkpoint.partial", folder / "checkpoint.pt")
+    (folder / "model.pt").write_text("")
+
+if __name__ == "__main__":
+    main()
 """
 
 DRIVER = """
@@ -75,11 +89,10 @@ sys.exit(main())
 
 def toy(script="stand_in.py", **changes):
     """A suite of eight runs of the stand-in; total-timesteps is not a multiple of its batch of 10 x 2."""
-    settings = {"num-envs": 10, "num-steps": 2, "total-timesteps": 110, "step-seconds": 0} | changes.pop("settings", {})
-    algorithms = {"PPO": (str(script), {"gain": 1}), "VACO .5": (str(script), {"gain": 2.5})}
+    settings = {"num-envs": 10, "num-steps": 2, "total-timesteps": 110} | changes.pop("settings", {})
     suite = {
         "description": "stand-in",
-        "algorithms": algorithms,
+        "algorithms": {"PPO": (str(script), {"gain": 1}), "VACO .5": (str(script), {"gain": 2.5})},
         "tasks": ("Toy-v0",),
         "lags": (0, 15),
         "seeds": (1, 2),
@@ -87,9 +100,32 @@ def toy(script="stand_in.py", **changes):
     return suite | {"settings": settings} | changes
 
 
+def start_bench(folder, *words, env=None, **changes):
+    """`python -m benchmark WORDS` in a folder, with the suite toy of a stand-in there."""
+    script = folder / "stand_in.py"
+    if not script.exists():
+        script.write_text(STAND_IN)
+    (folder / "driver.py").write_text(DRIVER.format(root=str(runs.ROOT), suite=toy(script, **changes)))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, folder / "driver.py", *map(str, words)], cwd=folder, env=env, **pipes)
+
+
+def run_bench(folder, *words, env=None, **changes):
+    """The same to its end. Returns (exit code, stdout, stderr)."""
+    process = start_bench(folder, *words, env=env, **changes)
+    stdout, stderr = process.communicate(timeout=300)
+    assert "Traceback" not in stdout + stderr
+    return process.returncode, stdout, stderr
+
+
 def read_rows(out):
     with open(out / "results.csv", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def final_table(out):
+    """results.csv without the columns that tell the time."""
+    return [{key: value for key, value in row.items() if key not in ("sps", "peak_rss_mb")} for row in read_rows(out)]
 
 
 def cells(text):
@@ -119,25 +155,26 @@ def is_alive(pid):
     return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
-def write_runs(out, change=lambda run, config, result, evals: None, **changes):
-    """Folders of finished runs without running them; `change` edits what a run has written."""
+def write_runs(out, change=lambda run, config, record, evals: None, **changes):
+    """Folders of finished runs without running them; `change` edits what the run and the runner have written."""
     suite = Suite(**toy(**changes))
-    out.mkdir()
     runs.remember_suite(out, "toy", suite)
     for run in runs.expand(suite, out):
-        args = {flag.replace("-", "_"): value for flag, value in run.flags.items()}
+        config = {"script": "toy", "args": {flag.replace("-", "_"): value for flag, value in run.flags.items()}}
         versions = {"python": "3.12", "torch": "2.13", "numpy": "2.4", "gymnasium": "1.4", "mujoco": "4.0"}
-        config = {"args": args, "commit": "abc", "versions": versions, "machine": "a machine"}
-        value = {"PPO": 10.0, "VACO .5": 12.0}[run.algorithm] * run.seed
-        result = {"status": "finished", "seed": run.seed, "global_step": 100, "train_return": value - 1}
-        result |= {"eval_return": value, "eval_std": 1.0, "sps": 5.0}
+        start = {"command": "toy", "commit": "abc", "versions": versions, "machine": "a machine", "time": "now"}
+        record = {"status": "finished", "exit_code": 0, "peak_rss_mb": 300.0, "starts": [start]}
+        value = {"PPO": 10.0, "VACO .5": 12.0}.get(run.algorithm, 11.0) * run.seed
         evals = [(50, 0.0), (100, value)]
+        change(run, config, record, evals)
         run.folder.mkdir(parents=True)
-        change(run, config, result, evals)
         (run.folder / "config.json").write_text(json.dumps(config))
-        (run.folder / "result.json").write_text(json.dumps(result))
-        lines = [f"{step},{value},1,1" for step, value in evals]
-        (run.folder / "evals.csv").write_text(
-            "\n".join(["global_step,eval_return,eval_std,eval_length", *lines]) + "\n"
-        )
+        run.beside(".json").write_text(json.dumps(record))
+        tables = {"evals": [f"{step},{value},1,1" for step, value in evals], "metrics": ["100,5.0"]}
+        tables["episodes"] = [f"100,{value - 1},10"]
+        headers = {"evals": "global_step,eval_return,eval_std,eval_length", "metrics": "global_step,charts/SPS"}
+        headers["episodes"] = "global_step,episodic_return,episodic_length"
+        for name, lines in tables.items():
+            (run.folder / f"{name}.csv").write_text("\n".join([headers[name], *lines]) + "\n")
+        (run.folder / "model.pt").write_text("")
     return suite

@@ -7,15 +7,19 @@ import json
 import os
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+TIMING = ("SPS", "seconds", "tokens_per_second")  # how the names of the columns that measure time end
 CONTROL = ("ppo_continuous", "vaco_continuous")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests"), "COLUMNS": "200"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+ENVIRONMENT["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+LLM = ("grpo_llm", "vaco_llm")
 SMALL = {"num_envs": 2, "num_steps": 8, "num_minibatches": 2, "update_epochs": 2, "eval_episodes": 2, "num_evals": 1}
+TINY = {"num_terms": 2, "ops": "+", "n_embd": 32, "warm_start_steps": 100, "num_prompts": 4, "num_generations": 4}
+TINY |= {"num_minibatches": 2, "eval_problems": 8, "pass_k": 2, "kl_coef": 0.1, "learning_rate": 1e-3}
 
 
 def load(name: str):
@@ -45,22 +49,6 @@ def train(script, run_dir: Path, updates: int, **args):
     return script.train(script.Args(total_timesteps=total_timesteps, **args), run_dir)
 
 
-def call_main(script, monkeypatch, capfd, cwd: Path, *words) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of `python NAME.py WORDS` in the folder cwd. In this process: saves the import."""
-    cwd.mkdir(exist_ok=True)
-    monkeypatch.chdir(cwd)
-    monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, words)])
-    capfd.readouterr()
-    try:
-        code = script.main() or 0
-    except SystemExit as end:
-        code = end.code or 0
-    except Exception:  # what the interpreter would do
-        traceback.print_exc()
-        code = 1
-    return code, *capfd.readouterr()
-
-
 def read_csv(path: Path) -> list[dict[str, float]]:
     with open(path, newline="") as file:
         return [{name: float(x) for name, x in row.items()} for row in csv.DictReader(file)]
@@ -77,6 +65,22 @@ def read_model(run_dir: Path) -> dict[str, torch.Tensor]:
 def same_tensors(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """Bit for bit."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def tables(run_dir: Path) -> dict[str, list[dict[str, str]]]:
+    """All that is in the tables of a run but for the columns that measure time."""
+    found = {}
+    for path in sorted(run_dir.glob("*.csv")):
+        rows = csv.DictReader(path.read_text().splitlines())
+        found[path.name] = [{name: x for name, x in row.items() if not name.endswith(TIMING)} for row in rows]
+    return found
+
+
+def assert_same_runs(a: Path, b: Path) -> None:
+    """Bit for bit."""
+    assert tables(a) == tables(b)
+    assert tables(a)["metrics.csv"]
+    assert same_tensors(read_model(a), read_model(b))
 
 
 def spy(monkeypatch, script, name: str) -> list[tuple]:

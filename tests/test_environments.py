@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import toy_envs
-from helpers import ENVIRONMENT, ROOT, SMALL, call_main, flags, read_csv, read_model, same_tensors, spy, start, train
+from helpers import ENVIRONMENT, ROOT, SMALL, flags, read_csv, read_model, same_tensors, spy, start, train
 
 MUJOCO = [
     "Ant",
@@ -245,15 +245,15 @@ def test_evaluation_counts_the_first_episode_of_each_environment(script):
     assert len(set(lengths.tolist())) > 1
 
 
-def test_a_saved_policy_acts_the_same_in_a_new_process(script, monkeypatch, tmp_path):
+def test_a_saved_policy_acts_the_same_in_a_new_process(vaco, monkeypatch, tmp_path):
     """Its observation statistics are saved with it. A fixed raw observation gives the same mean, to the bit."""
-    calls = spy(monkeypatch, script, "evaluate")
-    train(script, tmp_path / "run", updates=3, env_id="Hopper-v5", num_steps=32)
+    calls = spy(monkeypatch, vaco, "evaluate")
+    train(vaco, tmp_path / "run", updates=3, env_id="Hopper-v5", num_steps=32)
     trained = calls[-1][0][0]
     assert trained.obs_rms.var.min() < 0.5
     code = f"""
 import torch
-from {script.__name__} import Agent
+from vaco_continuous import Agent
 agent = Agent(11, 3)
 agent.load_state_dict(torch.load({str(tmp_path / "run" / "model.pt")!r}, weights_only=True))
 print([x.hex() for x in agent.action_mean(torch.linspace(-2, 2, 11)[None])[0].tolist()])
@@ -300,10 +300,10 @@ def test_scaled_rewards_are_bounded_and_keep_their_sign(script):
 
 
 @pytest.mark.parametrize("task", MUJOCO)
-def test_mujoco_tasks_train(script, task, tmp_path, monkeypatch, capfd):
+def test_mujoco_tasks_train(vaco, task, main, tmp_path):
     args = SMALL | {"num_steps": 16, "lag": 1, "eval_episodes": 1 if task.startswith("Inverted") else 0}
     words = flags(**args, env_id=f"{task}-v5", total_timesteps=64, run_dir="run")
-    code, _, err = call_main(script, monkeypatch, capfd, tmp_path / "cwd", *words)
+    code, _, err = main(vaco, *words)
     assert (code, err) == (0, "")  # MuJoCo's warnings of its own files are left out
     assert [row["global_step"] for row in read_csv(tmp_path / "cwd" / "run" / "metrics.csv")] == [32, 64]
     assert all(x.isfinite().all() for x in read_model(tmp_path / "cwd" / "run").values())

@@ -1,6 +1,7 @@
 """The lag simulator, and the lag a training really has."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -185,17 +186,17 @@ def test_backward_lag_by_hand(script):
     """w = 2, .5: tv = 1/2 (1 + .5)/2 = .375, ess = 2.5^2 / (2 x 4.25) = .735; swapped they would be the same, so one
     more: w = 4, 1, 1: tv = 1/2 (3)/3 = .5, ess = 36 / (3 x 18) = .667"""
     two = script.backward_lag(torch.tensor([2, 0.5]).log(), torch.zeros(2))
-    assert [float(x) for x in two] == pytest.approx([0.375, 6.25 / 8.5])
+    assert two == {"lag/tv_backward": pytest.approx(0.375), "lag/ess": pytest.approx(6.25 / 8.5)}
     three = script.backward_lag(torch.tensor([4.0, 2.0, 0.5]).log(), torch.tensor([1.0, 2.0, 0.5]).log())
-    assert [float(x) for x in three] == pytest.approx([0.5, 2 / 3])
+    assert three == {"lag/tv_backward": pytest.approx(0.5), "lag/ess": pytest.approx(2 / 3)}
 
 
 def test_effective_sample_size_bears_ratios_that_overflow(script):
     """Two of four points carry all the weight: ess = 1/2. One of four, and w^2 overflows: 1/4."""
-    assert float(script.backward_lag(torch.tensor([700.0, 700, 0, 0]), torch.zeros(4))[1]) == pytest.approx(0.5)
-    tv, ess = script.backward_lag(torch.tensor([400.0, 0, 0, 0]), torch.zeros(4))
-    assert float(ess) == pytest.approx(0.25)
-    assert tv.isfinite()
+    assert script.backward_lag(torch.tensor([700.0, 700, 0, 0]), torch.zeros(4))["lag/ess"] == pytest.approx(0.5)
+    one = script.backward_lag(torch.tensor([400.0, 0, 0, 0]), torch.zeros(4))
+    assert one["lag/ess"] == pytest.approx(0.25)
+    assert math.isfinite(one["lag/tv_backward"])
 
 
 # ---------------------------------------------------------------------------------------------- random streams

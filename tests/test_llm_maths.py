@@ -252,7 +252,7 @@ def test_vaco_at_lag_0_is_grpo():
         value.backward()
         gradients.append(new.grad)
         losses.append(value.detach())
-        assert metrics["clipfrac"] == metrics["filtered_fraction"] == metrics["filter_triggered"] == 0
+        assert not any(metrics.values())  # nothing is clipped, nothing filtered
     torch.testing.assert_close(losses[0], losses[1])
     torch.testing.assert_close(gradients[0], gradients[1])
 

@@ -7,13 +7,11 @@ import pytest
 
 from benchmark import stats
 from benchmark.stats import (
-    area_under_curve,
     iqm,
     optimality_gap,
     paired_difference,
     performance_profile,
     probability_of_improvement,
-    steps_to_threshold,
     stratified_bootstrap,
 )
 
@@ -93,6 +91,33 @@ def test_bootstrap_of_two_samples():
     assert 0 <= low < probability_of_improvement(x, y) < high < 1
 
 
+NAN = np.nan
+RAGGED = np.array([[0, NAN], [4, 1], [NAN, NAN], [8, 3], [NAN, 5]])  # runs 0 4 8 and 1 3 5
+
+
+def test_tasks_with_other_numbers_of_runs_by_hand():
+    """Two tasks: four runs, and two. A run of the second weighs twice as much as one of the first."""
+    scores = np.array([[0.0, 1.0], [2.0, 9.0], [3.0, NAN], [4.0, NAN]])
+    assert stats.mean(scores) == stats.median(scores) == (9 / 4 + 10 / 2) / 2
+    assert optimality_gap(scores, gamma=3) == 3 - (8 / 4 + 4 / 2) / 2
+    # sorted, with weights 1 to 8 parts: 0 (1), 1 (2), 2 (1), 3 (1), 4 (1), 9 (2); a quarter is 2 parts: 0 and 9 are cut
+    assert iqm(scores) == pytest.approx((2 * 1 + 2 + 3 + 4) / 5)
+    # task 0: of 4 runs 2 are above 2.5; task 1: 1 of 2
+    assert probability_of_improvement(scores, [[2.5, 2.5], [NAN, 2.5]]) == (2 / 4 + 1 / 2) / 2
+    assert performance_profile(scores, [2.5]).tolist() == [(2 / 4 + 1 / 2) / 2]
+
+
+def test_missing_runs_stand_anywhere_and_are_never_drawn():
+    full = np.array([[0.0, 1], [4, 3], [8, 5]])
+    for statistic in (iqm, stats.mean, stats.median, optimality_gap):
+        assert statistic(RAGGED) == statistic(full)
+        low, high = stratified_bootstrap(RAGGED, statistic)
+        assert (low, high) == pytest.approx(stratified_bootstrap(full, statistic), abs=0.25)
+    assert stratified_bootstrap(np.array([[0.0, 1000], [0, 1000], [0, 1000], [0, NAN]]), stats.mean) == (500, 500)
+    with pytest.raises(ValueError, match="fewer than 3 runs per task, here 2"):
+        stratified_bootstrap(RAGGED[:4], iqm)
+
+
 def test_coverage_of_the_interval():
     """Of many samples of 20 normal scores, about 95 % of the intervals hold the true mean, 0."""
     rng = np.random.default_rng(0)
@@ -108,7 +133,7 @@ def test_no_bootstrap_of_fewer_than_three_runs(runs):
         stratified_bootstrap(np.zeros((runs, 4)), iqm)
 
 
-@pytest.mark.parametrize("scores", [[1.0, 2.0], [], [[]], [[np.nan]], [[np.inf]]])
+@pytest.mark.parametrize("scores", [[1.0, 2.0], [], [[]], [[0.0, np.nan]], [[np.inf]]])
 def test_scores_of_another_kind_are_refused(scores):
     for statistic in (iqm, stats.mean, stats.median, optimality_gap):
         with pytest.raises(ValueError, match="scores must be"):
@@ -118,17 +143,6 @@ def test_scores_of_another_kind_are_refused(scores):
 def test_tasks_must_agree():
     with pytest.raises(ValueError, match="same tasks"):
         probability_of_improvement(np.zeros((2, 3)), np.zeros((2, 1)))
-
-
-def test_steps_to_threshold():
-    assert steps_to_threshold([10, 20, 30], [0.0, 5.0, 4.0], 4.5) == 20
-    assert steps_to_threshold([10, 20, 30], [0.0, 5.0, 4.0], 5.0) == 20
-    assert steps_to_threshold([10, 20, 30], [0.0, 5.0, 4.0], 5.1) is None
-    with pytest.raises(ValueError, match="not a curve"):
-        steps_to_threshold([10, 10], [0.0, 5.0], 1)
-
-
-# ----------------------------------------------------------------------------------------------- paired differences
 
 
 def test_paired_difference_by_hand():
@@ -162,17 +176,6 @@ def test_no_interval_from_fewer_than_three_seeds(seeds):
 def test_paired_difference_refuses_what_is_not_paired(x, y):
     with pytest.raises(ValueError, match="x and y"):
         paired_difference(x, y)
-
-
-def test_area_under_curve_by_hand():
-    assert area_under_curve([10, 20, 40], [0.0, 4.0, 10.0]) == (10 * 2 + 20 * 7) / 30
-    assert area_under_curve([5, 6], [3.0, 3.0]) == 3.0
-    for steps in ([1], [2, 1], [1, 1], [1, 2, 3]):
-        with pytest.raises(ValueError, match="a curve"):
-            area_under_curve(steps, np.zeros(min(len(steps), 2)))
-
-
-# ----------------------------------------------------------------------------------------------------------- rliable
 
 
 def test_against_rliable():

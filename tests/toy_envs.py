@@ -3,6 +3,8 @@
 PYTHONPATH=tests python ppo_continuous.py --env-id toy_envs:ThreeStep-v0
 """
 
+import random
+
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
@@ -148,6 +150,71 @@ class Walk(Noise):
         return self.position.copy()
 
 
+class OwnGenerator(Counter):
+    """Rewards of a generator of its own, which begins again where a seed is given; the observation does not show it."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.reward = self.rng.normal()
+        return super().step(action)
+
+
+class SpaceSample(Counter):
+    """Observes samples of its action space."""
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.action_space = Box(-1, 1, (1,))
+
+    def observe(self):
+        return self.action_space.sample()
+
+
+class GlobalRandom(Counter):
+    """Rewards of the random numbers that all of a process share."""
+
+    def step(self, action):
+        self.reward = random.random() + np.random.rand()
+        return super().step(action)
+
+
+class EpisodeCounter(Counter):
+    """Observes how many episodes it has begun."""
+
+    episodes = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episodes += 1
+        return super().reset(seed=seed, options=options)
+
+    def observe(self):
+        return np.array([self.episodes], np.float32)
+
+
+class ReusedArray(Counter):
+    """Observes -5, -4, ..., always in the same array."""
+
+    x = np.zeros(1, np.float32)
+
+    def observe(self):
+        self.x[:] = self.steps - 5
+        return self.x
+
+
+class OddInfos(Counter):
+    """Infos whose entries change in length, type and presence, by themselves and from one environment to the other."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        n = self.np_random.integers(4)
+        info = {"contacts": np.zeros(n + 1), "note": [None, "text", 3, {"a": [n]}][n], f"only_{n}": 1, "length": "long"}
+        return obs, reward, terminated, truncated, info
+
+
 def register(name: str, env: type, **more) -> None:
     gym.register(f"{name}-v0", env, disable_env_checker=True, **more)
 
@@ -171,3 +238,12 @@ register("Walk", Walk)
 register("Sign", Sign)
 register("Delayed", Delayed)
 register("Target", Target)
+register("OwnGenerator", OwnGenerator, kwargs={"length": 5}, max_episode_steps=5)
+register("SpaceSample", SpaceSample, kwargs={"length": 5}, max_episode_steps=5)
+register("GlobalRandom", GlobalRandom, kwargs={"length": 5}, max_episode_steps=5)
+register("EpisodeCounter", EpisodeCounter, kwargs={"length": 5}, max_episode_steps=5)
+register("ReusedArray", ReusedArray, max_episode_steps=3)
+register("RewardInArray", Counter, kwargs={"length": 3, "reward": np.ones(1)})
+register("RewardOfNumpy", Counter, kwargs={"length": 3, "reward": np.float32(1)})
+register("RewardOfTwo", Counter, kwargs={"length": 3, "reward": np.ones(2)})
+register("OddInfos", OddInfos, kwargs={"length": 3})
