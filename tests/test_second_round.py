@@ -122,12 +122,6 @@ def test_a_folder_that_another_run_makes_at_the_same_moment_is_left_to_it(script
     assert (ours / "config.json").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="the traceback of numpy.random.seed")
-def test_a_seed_that_numpy_does_not_take_is_taken_or_refused(script, main, tmp_path):
-    code, _, err = main(script, *words("Noise", tmp_path / "run", seed=2**32))
-    assert code == 0 or (code == 2 and "--seed" in err)
-
-
 BOTH_AT_ONCE = """
 import sys, time, vaco_continuous
 from pathlib import Path
