@@ -554,7 +554,7 @@ def check(args: Args) -> None:
     ranges = [
         ("num_envs num_steps num_minibatches update_epochs checkpoint_every", 1, 1e15),
         ("total_timesteps", args.num_envs * args.num_steps, 1e15),
-        ("seed lag ent_coef vf_coef eval_episodes num_evals", 0, 1e15),
+        ("seed lag ent_coef vf_coef eval_episodes num_evals", 0, 2**32 - 1),
         ("gamma gae_lambda", 0, 1),
         ("learning_rate max_grad_norm target_kl delta rho_bar c_bar", 1e-30, 1e30),
     ]

@@ -19,6 +19,7 @@ LAST_COLOR, COLORS = "#D55E00", ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E
 STYLES, MARKERS = ("--", "-.", ":"), "osD^vP<X>*"
 WIDTH, ROWS = 9, 4  # inches, and rows of panels, of one file
 REPS = 2000  # of bands; numbers in tables have 10,000
+SCORE = "normalised score"  # name of scores over tasks
 THIN, BANDS = 4, 6  # algorithms; single seeds or intervals of more would hide each other
 
 
@@ -45,23 +46,18 @@ def draw(path, panels, paint, columns=3):
     for start in range(0, len(panels), ROWS * columns):
         chosen = panels[start : start + ROWS * columns]
         rows = -(-len(chosen) // columns)
-        figure = Figure(
-            figsize=(WIDTH if columns > 1 else 6.5, rows * (2.7 if rows > 1 else 3.3)), layout="constrained"
-        )
+        size = WIDTH if columns > 1 else 6.5, rows * (2.7 if rows > 1 else 3.3)
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).flat
         for axis, panel in zip(axes, chosen, strict=False):
             axis.grid(alpha=0.25, linewidth=0.6)
             axis.spines[["top", "right"]].set_visible(False)
             axis.title.set_fontsize(10)
             paint(axis, *panel)
-            if not axis.lines:
-                axis.text(0.5, 0.5, "no finished runs", ha="center", va="center", transform=axis.transAxes)
         for axis in axes[len(chosen) :]:
             axis.set_visible(False)
-        handles = {
-            text: line for axis in figure.axes for line, text in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
-        if handles:
+        labelled = [pair for axis in figure.axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+        if handles := {text: line for line, text in labelled}:
             fitting = int(figure.get_figwidth() / (0.9 + 0.09 * max(map(len, handles))))
             style = {"loc": "outside upper left", "ncols": max(1, min(len(handles), fitting)), "handlelength": 3}
             figure.legend(handles.values(), handles, frameon=False, **style)
@@ -128,7 +124,7 @@ def draw_curves(suite, rows, path):
             draw_line(axis, steps, values.mean(0), algorithm, look)
             if len(curves) >= MIN_RUNS and len(suite.algorithms) <= BANDS and len(steps):
                 axis.fill_between(steps, *band(values), color=look["color"], alpha=0.15, linewidth=0)
-        seeds = " or ".join(map(str, sorted({len(curves) for curves in found.values()}))) or "no"
+        seeds = " or ".join(map(str, sorted({len(curves) for curves in found.values()})))
         words(axis, f"{task}\nlag {lag}, {seeds} seeds", suite.step_name, suite.score_name)
         steps_axis(axis)
         heights = [y for key, curves in cells.items() if key[0] == task for c in curves for y in c.values() if y == y]
@@ -143,22 +139,23 @@ def draw_lags(suite, views, path):
     """Score against lag, a panel per view."""
 
     def paint(axis, title, unit, view):
+        statistic = iqm if unit == SCORE else mean
         for i, (algorithm, look) in enumerate(looks(suite).items()):
             offset, points = min(0.12, 0.6 / len(suite.algorithms)) * (i - (len(suite.algorithms) - 1) / 2), []
             for position, lag in enumerate(suite.lags):
                 if (scores := view.get(lag, {}).get(algorithm)) is None:
                     continue
-                if scores.shape[1] == 1:
+                if unit != SCORE:
                     dots = {"color": look["color"], "alpha": 0.35, "markersize": 5}
                     axis.plot([position + offset] * len(scores), scores, ".", **dots)
-                statistic, enough = mean if scores.shape[1] == 1 else iqm, counts(scores).min() >= MIN_RUNS
+                enough = counts(scores).min() >= MIN_RUNS
                 low, high = stratified_bootstrap(scores, statistic) if enough else (np.nan, np.nan)
                 points.append((position + offset, statistic(scores), low, high))
             if points:
                 x, y, low, high = np.array(points).T
                 axis.plot(x, y, linewidth=2, markersize=6, label=shown(algorithm), **look)
                 axis.vlines(x, low, high, color=look["color"], linewidth=1.6)
-        words(axis, title, "lag, updates", unit)
+        words(axis, title + ", IQM" * (unit == SCORE), "lag, updates", unit)
         axis.set_xticks(range(len(suite.lags)), map(str, suite.lags))
         axis.set_xlim(-0.6, len(suite.lags) - 0.4)
 
@@ -179,7 +176,7 @@ def draw_pairs(suite, views, path):
         if drawn:
             ends = limits(drawn, 0.06)
             axis.plot(ends, ends, color="#777777", linewidth=1)
-            axis.set(xlim=ends, ylim=ends, box_aspect=1)
+            axis.set(xlim=ends, ylim=ends)
         axis.locator_params(nbins=5)
         words(axis, f"{title}\n{unit}", y, x)
 
@@ -225,4 +222,5 @@ def draw_filter(suite, rows, path):
         steps_axis(axis)
         axis.set_ylim(bottom=0)
 
-    return draw(path, [(lag, column) for lag in suite.lags for column in FILTER], paint, columns=2) if curves else []
+    lags = [lag for lag in suite.lags if any(key[0] == lag for key in curves)]
+    return draw(path, [(lag, column) for lag in lags for column in FILTER], paint, columns=2)

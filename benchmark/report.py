@@ -241,10 +241,11 @@ def seed_table(suite, rows, finals, task, lag):
     lines, last = [[str(seed)] for seed in suite.seeds], ["mean"]
     for title, values in columns.items():
         sign, none = ("-", "missing") if title in suite.algorithms else ("+", "")
-        for line, seed, x in zip(lines, suite.seeds, values, strict=True):
-            line.append(number(x, suite.decimals, sign) if x == x else states.get((title, seed), none))
         known = values[np.isfinite(values)]
-        last.append(number(known.mean(), suite.decimals, sign) + of_seeds(suite, len(known)) if len(known) else "")
+        form = suite.decimals, sign, max(abs(known), default=0)
+        for line, seed, x in zip(lines, suite.seeds, values, strict=True):
+            line.append(number(x, *form) if x == x else states.get((title, seed), none))
+        last.append(number(known.mean(), *form) + of_seeds(suite, len(known)) if len(known) else "")
     title = literal(f"{task}, lag {lag}: {suite.score_name} at the end")
     return [f"### {title}", table([["seed", *columns], *lines, last])]
 
@@ -261,7 +262,7 @@ def draw(suite, rows, finals, scores, out):
     scored = {lag: (tasks, matrices) for lag, (tasks, matrices, _) in scores.items() if tasks}
     shared = [task for task in suite.tasks if scored and all(task in tasks for tasks, _ in scored.values())]
     view = {lag: {a: x[:, np.isin(tasks, shared)] for a, x in found.items()} for lag, (tasks, found) in scored.items()}
-    overall = [(f"{len(shared)} tasks, IQM", "normalised score", view)] if len(shared) > 1 else []
+    overall = [(f"{len(shared)} tasks", pictures.SCORE, view)] if len(shared) > 1 else []
 
     def show(files, title, caption):
         return [f"### {title}", *(f"![{title}]({file})" for file in files), caption] if files else []

@@ -166,7 +166,7 @@ def test_another_seed_gives_another_run(run, tmp_path):
     assert tables(again(run, tmp_path / "run", seed=6))["episodes.csv"] != tables(run.dir)["episodes.csv"]
 
 
-@pytest.mark.parametrize("args", [{"num_evals": 0}, {"num_evals": 6, "eval_episodes": 1}, {"checkpoint_every": 2}])
+@pytest.mark.parametrize("args", [{"eval_episodes": 0}, {"num_evals": 6, "eval_episodes": 1}, {"checkpoint_every": 2}])
 def test_evaluations_and_checkpoints_change_nothing_in_training(run, args, tmp_path):
     other = again(run, tmp_path / "run", **args)
     (run.dir / "evals.csv").rename(tmp_path / "evals.csv")
