@@ -74,7 +74,8 @@ def own_evaluation(run_dir: Path, step: int | None) -> dict[str, float]:
     if not (run_dir / "evals.csv").exists():
         return {}
     with open(run_dir / "evals.csv", newline="") as file:
-        rows = [{name: float(x) for name, x in row.items()} for row in csv.DictReader(file)]
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]  # the last may be half a line
+    rows = [{name: float(x) for name, x in row.items()} for row in rows]
     rows = [row for row in rows if step in (None, next(iter(row.values())))]
     return rows[-1] if rows else {}
 

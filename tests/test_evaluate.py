@@ -160,6 +160,16 @@ def test_more_episodes_than_the_runs_own_are_played_in_portions(runs, main, monk
     assert calls == [(3, 5)]
 
 
+def test_half_a_line_at_the_end_of_the_table_is_left_out(copied, main):
+    """As a run leaves it that had no room; the comparison is with the evaluation before."""
+    folder = copied("ppo_continuous")
+    with open(folder / "evals.csv", "a") as file:
+        file.write("448,0.5")
+    code, out, err = main(folder)
+    assert (code, err) == (0, "")
+    assert "equal to the run's own evaluation, to the last digit" in out
+
+
 # -------------------------------------------------------------------------------------------------- language models
 
 
