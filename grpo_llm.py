@@ -741,7 +741,7 @@ def check_task(task) -> None:
         if len(problem.prompt) > task.prompt_length or len(problem.solution + EOS) > task.solution_length:
             raise ValueError(f"{problem} is longer than prompt_length or solution_length of the task says")
         reward = task.reward(problem.solution, problem)
-        if not (isinstance(reward, int | float) and math.isfinite(reward)):
+        if not (isinstance(reward, int | float | np.number) and math.isfinite(reward)):
             raise ValueError(f"the reward of {problem} is {reward!r}, not a finite number")
 
 
@@ -825,7 +825,7 @@ def main() -> None:
         if args.resume:
             if args != Args(resume=args.resume):
                 raise ValueError("--resume takes no other flag")
-            run_dir = (args.resume.parent if args.resume.is_file() else args.resume).expanduser()
+            run_dir = path.parent if (path := args.resume.expanduser()).is_file() else path
             args = Args(**json.loads((run_dir / "config.json").read_text())["args"])
             saved = torch.load(run_dir / "checkpoint.pt", map_location=args.device, weights_only=True)
         check_task(make_task(args))

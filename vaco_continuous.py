@@ -647,7 +647,7 @@ def main() -> None:
         if args.resume:
             if args != Args(resume=args.resume):
                 raise ValueError("--resume takes no other flag")
-            run_dir = (args.resume.parent if args.resume.is_file() else args.resume).expanduser()
+            run_dir = path.parent if (path := args.resume.expanduser()).is_file() else path
             args = Args(**json.loads((run_dir / "config.json").read_text())["args"])
             saved = torch.load(run_dir / "checkpoint.pt", map_location=args.device, weights_only=True)
         if make_env(args.env_id).spec.max_episode_steps is None:
