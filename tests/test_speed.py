@@ -50,6 +50,7 @@ def read_table(out, title):
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 
+@pytest.mark.slow
 def test_ratios_are_medians_over_repeats(tmp_path):
     out = tmp_path / "new"
     words = ("--only", "control", "--repeats", 3, "--iterations", 1, "--match", r"PPO, lag \d+$|bare")
