@@ -94,10 +94,10 @@ def report(title: str, scores: dict[str, float], own: dict[str, float]) -> None:
 
 
 def evaluate_control(script, args, is_own: bool, options: Options) -> None:
-    if options.video:
-        try_film(args.env_id)
     env = script.make_env(args.env_id)
     env.close()
+    if options.video:
+        try_film(args.env_id)
     agent = script.Agent(env.observation_space.shape[0], math.prod(env.action_space.shape)).to(args.device)
     what, iteration = load_policy(options.run_dir, agent, "agent")
     folder = options.out or options.run_dir / "video"
