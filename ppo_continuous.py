@@ -57,7 +57,7 @@ class Args:
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
     target_kl: float | None = None  # end an update after an epoch of a larger mean KL(pi_T, pi_theta)
     lag: int = 0  # L, largest age in updates of the policy that acts; 0 is synchronous
-    lag_mode: Literal["uniform", "fixed"] = "uniform"  # age of each rollout's policy: 0..L at random, or L
+    lag_mode: Literal["uniform", "fixed"] = "uniform"  # age of an environment's policy: drawn from 0..L, or L
     clip_coef: float = 0.2  # epsilon, the ratio is clipped to 1 +- epsilon
     recompute_logprobs: bool = False  # centre the clip on pi_T, not on mu
     eval_episodes: int = 10  # episodes per evaluation of the current policy; 0: no evaluation
@@ -228,7 +228,7 @@ class PolicyLag:
         ages = np.full(num_envs, oldest)
         if self.mode == "uniform":
             ages = self.rng.integers(0, oldest + 1, size=num_envs)
-        drawn = [self.snapshots[oldest - age] for age in ages]
+        drawn = [self.snapshots[-1 - age] for age in ages]
         return {name: torch.stack([snapshot[name] for snapshot in drawn]) for name in drawn[0]}, ages
 
 
@@ -313,7 +313,7 @@ def rollout(envs, state: dict, policies: dict, noise: torch.Tensor) -> tuple[dic
         done[t] = terminated[t] | truncated
         next_obs[t] = state["obs"]
         for i in np.flatnonzero(done[t]):
-            next_obs[t, i] = infos["final_obs"][i]  # obs[i] is the next episode's first already
+            next_obs[t, i] = infos["final_obs"][i]  # state["obs"][i] is the next episode's first
             ended = infos["final_info"]
             episodes.append((state["global_step"], float(ended["return"][i]), int(ended["length"][i])))
     arrays = {"obs": obs, "next_obs": next_obs, "rewards": rewards, "terminated": terminated, "done": done}
@@ -379,7 +379,7 @@ def update(agent: Agent, opt_state: dict, batch: dict, args: Args, rng: np.rando
     the agent its new parameters. Returns (opt_state, losses), losses {name: (gradient steps,)}. Raises
     FloatingPointError where a loss or gradient is not finite (looked at once per update)."""
     all_losses, steps_per_call = [], math.gcd(args.num_minibatches, 4)
-    epochs = [rng.permutation(args.batch_size) for _ in range(args.update_epochs)]  # even if target_kl ends early
+    epochs = [rng.permutation(args.batch_size) for _ in range(args.update_epochs)]  # all, whatever target_kl does
     for b_inds in epochs:
         shuffled = {}
         for name in ("norm_obs", "actions", "logprobs", "learner_logprobs", "advantages", "returns"):
@@ -439,7 +439,7 @@ def train(args: Args, run_dir: Path, saved: dict | None = None) -> Agent:
     envs = make_envs(args.env_id, args.num_envs)
     act_dim = math.prod(envs.single_action_space.shape)
 
-    for seed in (random.seed, np.random.seed, torch.manual_seed):  # an environment may use them
+    for seed in (random.seed, np.random.seed, torch.manual_seed):  # torch: the first weights
         seed(args.seed)
     agent = Agent(envs.single_observation_space.shape[0], act_dim).to(device)
     opt_state = init_adam(agent)

@@ -11,7 +11,7 @@ Begin with `train`: a run is rollout, advantages, update, again and again. What 
 2. Filter, against forward lag: `tv_filter` estimates, in every minibatch, the total variation between pi_theta and
    pi_T; where it exceeds delta/2 it drops the points whose gradient would increase it. There is no clip.
 3. The surrogate weights every point that is kept by the plain ratio pi_theta/mu.
-What is known of the paper leaves some choices open; a comment marks those made here.
+The paper's text was not at hand, and its abstract and reviews leave choices open: a comment marks those made here.
 
 Three policies: mu acts (an old snapshot), pi_T is the learner when an update starts, pi_theta is being updated.
 T steps of N environments are a batch of B = T N points; a minibatch has M of them.
@@ -58,7 +58,7 @@ class Args:
     max_grad_norm: float = 0.5  # L2 norm to which the gradient is clipped
     target_kl: float | None = None  # end an update after an epoch of a larger mean KL(pi_T, pi_theta)
     lag: int = 0  # L, largest age in updates of the policy that acts; 0 is synchronous
-    lag_mode: Literal["uniform", "fixed"] = "uniform"  # age of each rollout's policy: 0..L at random, or L
+    lag_mode: Literal["uniform", "fixed"] = "uniform"  # age of an environment's policy: drawn from 0..L, or L
     delta: float = 0.2  # the filter acts where the total variation of pi_theta and pi_T exceeds delta/2
     rho_bar: float = 1.0  # largest weight pi_T/mu of a temporal difference in the V-trace targets
     c_bar: float = 1.0  # largest weight pi_T/mu of what follows in the V-trace targets
@@ -232,7 +232,7 @@ class PolicyLag:
         ages = np.full(num_envs, oldest)
         if self.mode == "uniform":
             ages = self.rng.integers(0, oldest + 1, size=num_envs)
-        drawn = [self.snapshots[oldest - age] for age in ages]
+        drawn = [self.snapshots[-1 - age] for age in ages]
         return {name: torch.stack([snapshot[name] for snapshot in drawn]) for name in drawn[0]}, ages
 
 
@@ -269,7 +269,7 @@ def vtrace(rewards, values, next_values, terminated, done, log_rhos, gamma, gae_
     advantages, corrections = torch.zeros_like(rewards), torch.zeros_like(rewards)  # A, x
     next_correction = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        # a choice the paper leaves open: no rho_t in front of A_t, since the surrogate carries the ratio
+        # choices the paper leaves open: no rho_t in A_t, since the surrogate has that ratio; lambda in A_t, as in GAE
         advantages[t] = deltas[t] + decay[t] * next_correction
         next_correction = corrections[t] = rhos[t] * deltas[t] + decay[t] * cs[t] * next_correction
     return advantages, values + corrections
@@ -283,7 +283,7 @@ def tv_filter(newlogprobs, learner_logprobs, behaviour_logprobs, advantages, del
     their gradient would take pi_theta further from pi_T. Returns (keep, tv), bool (M,) and a scalar.
     """
     assert newlogprobs.shape == learner_logprobs.shape == behaviour_logprobs.shape == advantages.shape
-    # a choice the paper leaves open: the samples are mu's, the distance is from pi_T, where the update starts
+    # a choice the paper leaves open: the distance is from pi_T, where the update starts, though the samples are mu's
     log_ratio = newlogprobs - learner_logprobs
     tv = 0.5 * (log_ratio.exp() - 1).abs().mean()
     outward = (tv > delta / 2) & (advantages * log_ratio > 0)
@@ -335,7 +335,7 @@ def rollout(envs, state: dict, policies: dict, noise: torch.Tensor) -> tuple[dic
         done[t] = terminated[t] | truncated
         next_obs[t] = state["obs"]
         for i in np.flatnonzero(done[t]):
-            next_obs[t, i] = infos["final_obs"][i]  # obs[i] is the next episode's first already
+            next_obs[t, i] = infos["final_obs"][i]  # state["obs"][i] is the next episode's first
             ended = infos["final_info"]
             episodes.append((state["global_step"], float(ended["return"][i]), int(ended["length"][i])))
     arrays = {"obs": obs, "next_obs": next_obs, "rewards": rewards, "terminated": terminated, "done": done}
@@ -401,7 +401,7 @@ def update(agent: Agent, opt_state: dict, batch: dict, args: Args, rng: np.rando
     the agent its new parameters. Returns (opt_state, losses), losses {name: (gradient steps,)}. Raises
     FloatingPointError where a loss or gradient is not finite (looked at once per update)."""
     all_losses, steps_per_call = [], math.gcd(args.num_minibatches, 4)
-    epochs = [rng.permutation(args.batch_size) for _ in range(args.update_epochs)]  # even if target_kl ends early
+    epochs = [rng.permutation(args.batch_size) for _ in range(args.update_epochs)]  # all, whatever target_kl does
     for b_inds in epochs:
         shuffled = {}
         for name in ("norm_obs", "actions", "logprobs", "learner_logprobs", "advantages", "returns"):
@@ -461,7 +461,7 @@ def train(args: Args, run_dir: Path, saved: dict | None = None) -> Agent:
     envs = make_envs(args.env_id, args.num_envs)
     act_dim = math.prod(envs.single_action_space.shape)
 
-    for seed in (random.seed, np.random.seed, torch.manual_seed):  # an environment may use them
+    for seed in (random.seed, np.random.seed, torch.manual_seed):  # torch: the first weights
         seed(args.seed)
     agent = Agent(envs.single_observation_space.shape[0], act_dim).to(device)
     opt_state = init_adam(agent)

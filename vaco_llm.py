@@ -9,7 +9,7 @@ Begin with `train`: a run is rollout, update, again and again, with a queue of b
    mu; where it exceeds delta/2 it drops the tokens whose gradient would increase it. There is no clip.
 2. Align: without a critic, advantages are those of mu's group; each token is weighted by pi_T/mu, up to rho bar.
 3. The surrogate is that weight times pi_theta/pi_T, averaged over all valid tokens.
-What is known of the paper leaves some choices open; a comment marks those made here.
+The paper's text was not at hand, and its abstract and reviews leave choices open: a comment marks those made here.
 
 Three policies: mu sampled (the learner some updates ago), pi_T is the learner when an update starts, pi_theta is being
 updated. The lag is counted in updates; P prompts x G completions are a batch of B = P G.
