@@ -45,9 +45,9 @@ def variants(name, script, flag, values):
 
 PPO, VACO = ("ppo_continuous.py", {}), ("vaco_continuous.py", {})
 
-# The ten MuJoCo tasks that are usual in papers
-MUJOCO = ("Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "HumanoidStandup-v5", "InvertedDoublePendulum-v5")
-MUJOCO += ("InvertedPendulum-v5", "Reacher-v5", "Swimmer-v5", "Walker2d-v5")
+# The ten MuJoCo tasks that are usual in papers, those that results are most often quoted of first
+MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5", "HumanoidStandup-v5", "Swimmer-v5")
+MUJOCO += ("Reacher-v5", "InvertedDoublePendulum-v5", "InvertedPendulum-v5")
 
 # Minibatches of 256 with a larger step: 80 gradient steps per batch of 2048.
 CHEAP = {"num-envs": 16, "num-steps": 128, "num-minibatches": 8, "update-epochs": 10, "learning-rate": 1e-3}
@@ -97,12 +97,13 @@ SUITES = {
     "quick": QUICK,
     "mujoco10": replace(
         HALFCHEETAH,
-        description="ten MuJoCo tasks at three lags, a million steps, five seeds",
+        description="ten MuJoCo tasks at three lags, a million steps, three seeds",
         algorithms=variants("PPO clip", "ppo_continuous.py", "clip-coef", (0.2, 0.8))
         | {"PPO recomputed": ("ppo_continuous.py", {"recompute-logprobs": True}), "VACO": VACO},
         tasks=MUJOCO,
         lags=(0, 15, 63),
-        settings=CHEAP | {"total-timesteps": 1_000_000, "num-evals": 20, "eval-episodes": 10},
+        seeds=(1, 2, 3),
+        settings=CHEAP | {"total-timesteps": 1_000_000, "num-evals": 20, "eval-episodes": 10, "compile": True},
     ),
     "tuned": replace(
         TWO_TASKS,
