@@ -1,11 +1,8 @@
 """Command line: python -m benchmark COMMAND; each of list, run, status, report, compare, reference, speed has --help"""
 
 import ast
-import math
-import os
 import re
 import shlex
-import signal
 import sys
 from collections import Counter
 from contextlib import suppress
@@ -16,8 +13,8 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, UseAppendAction
 from tyro.extras import subcommand_cli_from_dict
 
-from benchmark.report import compare, measure, write_report
-from benchmark.results import PATH
+from benchmark.references import write_references
+from benchmark.report import compare, write_report
 from benchmark.runner import check, run_suite, slurm_executor, state, typed
 from benchmark.runs import ROOT, Refused, expand, recall_suite, remember_suite, widen
 from benchmark.speed import Speed
@@ -28,8 +25,7 @@ Words = Annotated[tuple[tuple[str, ...], ...], UseAppendAction]  # of an option 
 
 def list_suites():
     """Show the suites. The commands of one: run SUITE --dry-run"""
-    for name, suite in SUITES.items():
-        print(f"{name:12}{len(expand(suite, 'runs')):5} runs  {suite.description}")
+    return "\n".join(f"{name:12}{len(expand(x, '.')):5} runs  {x.description}" for name, x in SUITES.items())
 
 
 @dataclass
@@ -88,41 +84,9 @@ def show_status(out: Positional[Path]):
     name, suite = recall_suite(out)
     runs = [(state(run), run) for run in expand(suite, out)]
     counts = ", ".join(f"{n} {found}" for found, n in Counter(found for found, _ in runs).most_common())
-    lines = [
-        f"{found}: {x.name} (log: {x.beside('.log')})" for found, x in runs if found not in ("finished", "missing")
-    ]
-    print(f"{name}: {len(runs)} runs, {counts}", *lines, sep="\n")
-
-
-def report(out: Positional[Path]):
-    """Write report.html, report.md, results.csv and pictures of the finished runs, or of any results.csv."""
-    print(write_report(out))
-
-
-def compare_two(before: Positional[Path], after: Positional[Path], fail_below: float | None = None):
-    """What changed between two folders of results, run by run. Exit code 1 if the mean of after - before is below
-    --fail-below, or after lacks a run of before or has another length of it."""
-    if not math.isfinite(fail_below or 0):
-        raise Refused(f"--fail-below must be a number, not {fail_below}")
-    text, code = compare(before, after, fail_below)
-    print(text)
-    return code
-
-
-@dataclass
-class Reference:
-    """Measure a random policy and PPO without lag, the 0 and 1 of normalised scores."""
-
-    steps: int  # environment steps of PPO
-    out: Path  # folder of the runs
-    tasks: tuple[str, ...] = ()  # none: the ten of mujoco10
-    seeds: tuple[str, ...] = ("1:5",)
-    csv: Path = PATH
-    workers: int | None = None  # runs at once; None: one per core
-
-    def do(self):
-        seeds = numbers("--seeds", self.seeds)
-        return measure(self.csv, self.out, self.tasks, self.steps, seeds, typed(), self.workers)
+    notable = [(found, run) for found, run in runs if found not in ("finished", "missing")]
+    lines = [f"{found}: {run.name} (log: {run.beside('.log')})" for found, run in notable]
+    return "\n".join([f"{name}: {len(runs)} runs, {counts}", *lines])
 
 
 def numbers(option, words):
@@ -180,24 +144,21 @@ def script_flags(script):
     return [field.target.id.replace("_", "-") for field in fields if isinstance(field, ast.AnnAssign)]
 
 
-COMMANDS = {"list": list_suites, "run": Run, "status": show_status, "report": report, "compare": compare_two}
-COMMANDS |= {"reference": Reference, "speed": Speed}
+COMMANDS = {"list": list_suites, "run": Run, "status": show_status, "report": write_report, "compare": compare}
+COMMANDS |= {"reference": write_references, "speed": Speed}
 
 
 def main(argv=None):
-    """Returns the exit code: 0, 1 if runs failed, 2 if refused, 128 + signal after Ctrl-C, SIGTERM or a closed pipe."""
+    """Returns the exit code: 0, 1 if runs failed, 2 if refused, 128 + signal after Ctrl-C or SIGTERM."""
     if argv is not None:
         sys.argv[1:] = argv
     sys.stdout.reconfigure(errors="replace")  # names may have letters that a terminal lacks
     try:
-        words = [re.sub(r"^(--\w+=)?~(?=/)", rf"\g<1>{Path.home()}", word) for word in sys.argv[1:]]
-        done = subcommand_cli_from_dict(COMMANDS, prog="python -m benchmark", description=__doc__, args=words)
-        code = done.do() if isinstance(done, Run | Reference | Speed) else done
-        sys.stdout.flush()
-        return code or 0
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        done = subcommand_cli_from_dict(COMMANDS, prog="python -m benchmark", description=__doc__)
+        if isinstance(done, Run | Speed):
+            return done.do()
+        print(done)
+        return 0
     except (Refused, OSError, re.error) as error:
         print(f"benchmark: {error}", file=sys.stderr)
         return 2

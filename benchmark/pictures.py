@@ -34,8 +34,8 @@ def looks(suite):
 
 
 def shown(name):
-    """A name as it is drawn: a $ begins no formula, a _ in front hides no legend, and what is too long is cut off."""
-    return (" " if name.startswith("_") else "") + (name if len(name) < 50 else f"{name[:48]}...").replace("$", r"\$")
+    """A name as it is drawn: a $ begins no formula, and a _ in front hides no legend."""
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
 def draw(path, panels, paint, columns=3):
@@ -69,10 +69,6 @@ def draw(path, panels, paint, columns=3):
         replace_file(file, content.getvalue())
         files.append(file.name)
     return files
-
-
-def words(axis, title, x, y):
-    axis.set(title="\n".join(map(shown, title.split("\n"))), xlabel=shown(x), ylabel=shown(y))
 
 
 def draw_line(axis, x, y, name, look, **more):
@@ -125,7 +121,7 @@ def draw_curves(suite, rows, path):
             if len(curves) >= MIN_RUNS and len(suite.algorithms) <= BANDS and len(steps):
                 axis.fill_between(steps, *band(values), color=look["color"], alpha=0.15, linewidth=0)
         seeds = " or ".join(map(str, sorted({len(curves) for curves in found.values()})))
-        words(axis, f"{task}\nlag {lag}, {seeds} seeds", suite.step_name, suite.score_name)
+        axis.set(title=shown(f"{task}\nlag {lag}, {seeds} seeds"), xlabel=suite.step_name, ylabel=suite.score_name)
         steps_axis(axis)
         heights = [y for key, curves in cells.items() if key[0] == task for c in curves for y in c.values() if y == y]
         if heights:
@@ -149,13 +145,13 @@ def draw_lags(suite, views, path):
                     dots = {"color": look["color"], "alpha": 0.35, "markersize": 5}
                     axis.plot([position + offset] * len(scores), scores, ".", **dots)
                 enough = counts(scores).min() >= MIN_RUNS
-                low, high = stratified_bootstrap(scores, statistic) if enough else (np.nan, np.nan)
+                low, high = stratified_bootstrap(statistic, scores) if enough else (np.nan, np.nan)
                 points.append((position + offset, statistic(scores), low, high))
             if points:
                 x, y, low, high = np.array(points).T
                 axis.plot(x, y, linewidth=2, markersize=6, label=shown(algorithm), **look)
                 axis.vlines(x, low, high, color=look["color"], linewidth=1.6)
-        words(axis, title + ", IQM" * (unit == SCORE), "lag, updates", unit)
+        axis.set(title=shown(title + ", IQM" * (unit == SCORE)), xlabel="lag, updates", ylabel=unit)
         axis.set_xticks(range(len(suite.lags)), map(str, suite.lags))
         axis.set_xlim(-0.6, len(suite.lags) - 0.4)
 
@@ -178,7 +174,7 @@ def draw_pairs(suite, views, path):
             axis.plot(ends, ends, color="#777777", linewidth=1)
             axis.set(xlim=ends, ylim=ends)
         axis.locator_params(nbins=5)
-        words(axis, f"{title}\n{unit}", y, x)
+        axis.set(title=shown(f"{title}\n{unit}"), xlabel=shown(y), ylabel=shown(x))
 
     return draw(path, [(x, y, *view) for view in views for x, y in suite.comparisons], paint)
 
@@ -198,9 +194,9 @@ def draw_profile(suite, views, path):
                 continue
             draw_line(axis, thresholds, profile(scores), algorithm, look, drawstyle="steps-pre")
             if counts(scores).min() >= MIN_RUNS and len(suite.algorithms) <= BANDS:
-                low, high = stratified_bootstrap(scores, profile, REPS, batched=True)
+                low, high = stratified_bootstrap(profile, scores, reps=REPS)
                 axis.fill_between(thresholds, low, high, step="pre", color=look["color"], alpha=0.15, linewidth=0)
-        words(axis, f"lag {lag}", unit, "share of runs above")
+        axis.set(title=f"lag {lag}", xlabel=unit, ylabel="share of runs above")
         axis.set_ylim(-0.05, 1.05)
 
     return draw(path, [(unit, lag, view) for _, unit, view in views for lag in view], paint)
@@ -218,7 +214,7 @@ def draw_filter(suite, rows, path):
             if members := curves.get((lag, column, algorithm)):
                 steps, values = common(members)
                 draw_line(axis, steps, values.mean(0), algorithm, look)
-        words(axis, f"lag {lag}", suite.step_name, FILTER[column])
+        axis.set(title=f"lag {lag}", xlabel=suite.step_name, ylabel=FILTER[column])
         steps_axis(axis)
         axis.set_ylim(bottom=0)
 

@@ -1,51 +1,41 @@
-"""The report of a folder of runs: report.html, report.md, results.csv and the pictures; two folders compared; and the
-reference scores. Functions return Markdown. Statistics over several tasks are of scores, what is of one task is raw.
+"""The report of a folder of runs: report.html, report.md, results.csv and the pictures; and two folders compared.
+Functions return Markdown. Statistics over several tasks are of scores, what is of one task is raw.
 """
 
 import base64
-import csv
 import html
-import io
-import math
 import re
 import shlex
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
+from tyro.conf import Positional
 
 from benchmark import pictures, stats
-from benchmark.results import PACKAGES, PATH, aligned, by_cell, key_of, load, same_steps, spell_key, write_results
-from benchmark.runner import run_suite
-from benchmark.runs import replace_file
-from benchmark.suites import CHEAP, MUJOCO, PPO, Refused, Suite
+from benchmark.results import COLUMNS, PACKAGES, PATH, aligned, by_cell, key_of, load, same_steps, spell_key
+from benchmark.runs import Refused, csv_text, replace_file
 
 PRINTED = 4  # tables of single seeds that are printed, not only written
 LISTED = 20  # runs that are named one by one
-EPISODES = 100  # of the random policy
-REFERENCE_COLUMNS = ("task", "steps", "final_step", "random", "ppo", "ppo_std", "episodes", "seeds", "commit")
-REFERENCE_COLUMNS += (*PACKAGES, "command")
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 76rem; margin: 2rem auto;
-  padding: 0 1.5rem; overflow-wrap: break-word; }
-h2 { margin-top: 2.5rem; border-bottom: 1px solid #bbb; } p, li { max-width: 52rem; } img { max-width: 100%; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1.5rem; }
+p, li { max-width: 52rem; } img { max-width: 100%; } code { overflow-wrap: anywhere; }
 table { display: block; overflow-x: auto; border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; } td { white-space: nowrap; }
-th:first-child, td:first-child { text-align: left !important; }
-code { background: #f1f1f1; overflow-wrap: anywhere; } .toc li { display: inline; margin-right: 1.2rem; }
+th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left !important; } .toc li { display: inline; margin-right: 1.2rem; }
 blockquote { border-left: 5px solid #D55E00; margin: 1rem 0; padding: .1rem 1rem; background: #fff6ef; }
 """
 
 
-def write_report(out):
-    """Write report.html, report.md, results.csv and pictures into the folder `out` (a Path); returns what to print."""
+def write_report(out: Positional[Path]):
+    """Write report.html, report.md, results.csv and pictures of the finished runs, or of any results.csv."""
     name, suite, rows = load(out)
     if ours := (out / "suite.json").exists():
-        write_results(out, rows)
+        replace_file(out / "results.csv", csv_text(COLUMNS, rows))
     scores = {lag: aligned(suite, rows, lag) for lag in suite.lags}
-    finals, ended = (
-        by_cell(suite, rows, "eval_return"),
-        {(r["task"], r["lag"]) for r in rows if r["status"] == "finished"},
-    )
+    finals = by_cell(suite, rows, "eval_return")
+    ended = {(row["task"], row["lag"]) for row in rows if row["status"] == "finished"}
     panels = [(task, lag) for task in suite.tasks for lag in suite.lags if (task, lag) in ended]
     overall = [part for lag in suite.lags for part in aggregates(suite, lag, *scores[lag])]
     single = [part for panel in panels for part in seed_table(suite, rows, finals, *panel)]
@@ -53,7 +43,7 @@ def write_report(out):
     lags, others = draw(suite, rows, finals, scores, out)
     title = f"# {literal(f'{name} {suite.options}' if suite.options else f'{name}: {suite.description}')}"
     parts = [title, summary(suite, rows), *warnings, "## Result", *lags, headline(overall), *overall, *each]
-    parts += [*others, *learning_speed(suite, rows, finals), "## Seed by seed", *single]
+    parts += [*others, "## Seed by seed", *single]
     parts += ["## How it was measured", provenance(name, suite, rows, out if ours else None)]
     text = "\n\n".join(parts) + "\n"
     replace_file(out / "report.md", text)
@@ -67,10 +57,6 @@ def literal(text):
     """A text, such as a name, of which neither Markdown nor HTML makes markup."""
     markup = r"[\\`*~|<>&]|\](?=[(\[])|(?<!\w)_|_(?!\w)|^[#\[]|^[-+](?=\s)"
     return re.sub(markup, lambda match: f"&#{ord(match[0])};", text)
-
-
-def code(text):
-    return literal(text) if "`" in text else f"`{text}`"
 
 
 def table(lines):
@@ -98,34 +84,22 @@ def to_html(text, folder):
     return f"{head}\n<body>\n{body}\n</body></html>\n"
 
 
-def number(value, decimals, sign="-", scale=None):
-    """With so many decimals, and more where the value, or another `scale`, would have fewer than two digits but 0."""
-    scale = abs(scale or value)
-    if scale and not 1e-6 < scale < 1e9:
-        return f"{value:{sign}.3g}"
-    return f"{value:{sign}.{max(decimals, 1 - math.floor(math.log10(scale))) if 0 < scale < 1 else decimals}f}"
+def number(value, decimals, sign="-"):
+    return f"{value:{sign}.{decimals}f}" if abs(value) < 1e9 else f"{value:{sign}.3g}"
 
 
 def with_ends(value, low, high, decimals, sign="-"):
     """ "1.50 [1.20, 1.80]", or without an interval where that is None"""
-    if low is None:
-        return number(value, decimals, sign)
-    value, low, high = (number(x, decimals, sign, max(map(abs, (value, low, high)))) for x in (value, low, high))
-    return f"{value} [{low}, {high}]"
+    value, *ends = (number(x, decimals, sign) for x in (value, low, high) if x is not None)
+    return f"{value} [{', '.join(ends)}]" if ends else value
 
 
 def estimate(statistic, decimals, *scores, sign="-"):
     """A statistic of scores (runs, tasks) with its interval, or without one where a task has fewer than 3 runs."""
     ends = None, None
     if min(stats.counts(x).min() for x in scores) >= stats.MIN_RUNS:
-        ends = stats.stratified_bootstrap(scores, statistic)
+        ends = stats.stratified_bootstrap(statistic, *scores)
     return with_ends(statistic(*scores), *ends, decimals, sign)
-
-
-def spell(numbers):
-    """(1, 2, 3) -> "1 to 3", (0, 15) -> "0, 15" """
-    whole = len(numbers) > 2 and max(numbers) - min(numbers) + 1 == len(numbers)  # none is there twice
-    return f"{min(numbers)} to {max(numbers)}" if whole else ", ".join(map(str, numbers))
 
 
 def of_seeds(suite, n):
@@ -134,9 +108,10 @@ def of_seeds(suite, n):
 
 def summary(suite, rows):
     finished = sum(row["status"] == "finished" for row in rows)
-    return f"""Algorithms: {len(suite.algorithms)}, tasks: {len(suite.tasks)}, lags {spell(suite.lags)}, seeds \
-{spell(suite.seeds)}: **{finished} of {len(rows)} runs finished.** The {suite.score_name} is that of the policy being \
-trained, after the last update. Brackets hold 95 % bootstrap intervals; nothing has one from fewer than 3 seeds."""
+    lags, seeds = (", ".join(map(str, numbers)) for numbers in (suite.lags, suite.seeds))
+    return f"""Algorithms: {len(suite.algorithms)}, tasks: {len(suite.tasks)}, lags {lags}, seeds {seeds}: \
+**{finished} of {len(rows)} runs finished.** The {suite.score_name} is that of the policy being trained, after the \
+last update. Brackets hold 95 % bootstrap intervals; nothing has one from fewer than 3 seeds."""
 
 
 def headline(overall):
@@ -167,8 +142,6 @@ def aggregates(suite, lag, tasks, matrices, left_out):
     seeds = stats.counts(next(iter(matrices.values())))
     each, plural = " or ".join(map(str, sorted(set(seeds)))), "s" if len(tasks) > 1 else ""
     parts = [f"### Lag {lag}: normalised score over {len(tasks)} task{plural}, seeds of each: {each}", table(lines)]
-    if seeds.sum() < 4:
-        parts.append("With fewer than four scores the IQM is the mean.")
     if left_out:
         parts += ["Left out:", "\n".join(f"- {literal(text)}" for text in left_out)]
     return parts + ([table(compared)] if len(compared) > 1 else [])
@@ -210,28 +183,6 @@ def per_task(suite, finals):
     return parts
 
 
-def learning_speed(suite, rows, finals):
-    """Tables of the area under the curve and, where a reference is known, of the steps to half of it."""
-    area, half = (by_cell(suite, rows, key) for key in ("area_under_curve", "steps_to_half"))
-
-    def cell(*key):
-        if key not in half:
-            return "-"
-        reached, ended = (np.isfinite(found[key]).sum() for found in (half, finals))
-        return f"{np.nanmedian(half[key]):,.0f}, {reached}/{ended}"
-
-    parts = ["## Speed of learning"] if area or half else []
-    if area:
-        text = f"Mean height of the curve of the {suite.score_name}, from the first to the last evaluation."
-        parts += ["### Area under the learning curve", text, means(suite, area)]
-    if half:
-        text = "The first evaluation at or above the middle between a random policy and PPO without lag: median of the "
-        text += "seeds that reach it, and how many do."
-        parts += [f"### {suite.step_name.capitalize()} to half of the reference", text]
-        parts.append(grid(suite, [*suite.algorithms], cell))
-    return parts
-
-
 def seed_table(suite, rows, finals, task, lag):
     """Final scores and their differences seed by seed, and the means of those that are there."""
     here = [row for row in rows if (row["task"], row["lag"]) == (task, lag)]
@@ -241,11 +192,10 @@ def seed_table(suite, rows, finals, task, lag):
     lines, last = [[str(seed)] for seed in suite.seeds], ["mean"]
     for title, values in columns.items():
         sign, none = ("-", "missing") if title in suite.algorithms else ("+", "")
-        known = values[np.isfinite(values)]
-        form = suite.decimals, sign, max(abs(known), default=0)
         for line, seed, x in zip(lines, suite.seeds, values, strict=True):
-            line.append(number(x, *form) if x == x else states.get((title, seed), none))
-        last.append(number(known.mean(), *form) + of_seeds(suite, len(known)) if len(known) else "")
+            line.append(number(x, suite.decimals, sign) if x == x else states.get((title, seed), none))
+        n = np.isfinite(values).sum()
+        last.append(number(np.nanmean(values), suite.decimals, sign) + of_seeds(suite, n) if n else "")
     title = literal(f"{task}, lag {lag}: {suite.score_name} at the end")
     return [f"### {title}", table([["seed", *columns], *lines, last])]
 
@@ -269,13 +219,11 @@ def draw(suite, rows, finals, scores, out):
 
     lags = f"""Mean {suite.score_name} after the last update, with 95 % bootstrap interval; small dots are single \
 seeds. Lag: largest age of the policy that acts. Over several tasks: those that have scores at every lag."""
-    curves = """Thick: mean over seeds, of the steps that all of them reach, interpolated between evaluations; \
-shaded: its 95 % bootstrap interval; thin: single seeds. With many algorithms the means alone are drawn."""
-    pairs = """Each point is a pair of runs with the same task, lag and seed. Above the grey line the algorithm \
-named on the vertical axis is better."""
+    curves = "Thick: mean over seeds of the interpolated evaluations; shaded: its 95 % bootstrap interval; thin: seeds."
+    pairs = "Each point: two runs with the same task, lag and seed; above the line that of the vertical axis is better."
     profile = "Share of runs that end above each score, with 95 % bootstrap intervals; higher is better."
-    forward = """Left: total variation between the policy being updated and the one the update started from, mean \
-over its gradient steps. Right: share of points that VACO's filter drops. Means over tasks and seeds."""
+    forward = """Left: total variation from the policy that the update started from, mean over its gradient steps. \
+Right: share of points that VACO's filter drops. Means over tasks and seeds."""
     whole = overall or views[: len(views) == 1]
     return show(pictures.draw_lags(suite, overall + views, out / "lag.png"), "Score against lag", lags), [
         "## Pictures",
@@ -294,30 +242,24 @@ def missing(rows):
     states = ", ".join(f"{n} {state}" for state, n in Counter(row["status"] for row in lost).items())
     lines = [f"- {literal(spell_key(row))}: {row['status']}" for row in lost[:LISTED]]
     lines += [f"- and {len(lost) - LISTED} more: results.csv has all"] if len(lost) > LISTED else []
-    text = (
-        f"> **Incomplete: {len(lost)} of {len(rows)} runs are not finished** ({states}). Means say of how many seeds."
-    )
-    return [text, "\n".join(lines)]
+    text = f"**Incomplete: {len(lost)} of {len(rows)} runs are not finished** ({states}). Means say of how many seeds."
+    return [f"> {text}", "\n".join(lines)]
 
 
 def origins(rows):
     """{"commit": Counter({value: runs}), ...} of the finished runs: what should be the same for all."""
-    keys = ("commit", *PACKAGES, "machine")
-    return {key: Counter(r[key] or "unknown" for r in rows if r["status"] == "finished") for key in keys}
+    rows = [row for row in rows if row["status"] == "finished"]
+    keys = ("commit", *PACKAGES, "machine", "final_step")
+    return {key: Counter(str(row[key] or "unknown") for row in rows) for key in keys}
 
 
 def mixed(rows):
     """Warnings where finished runs differ in more than the suite says: a difference may then come from that."""
     warnings = []
     for key, found in origins(rows).items():
-        values = "; ".join(f"{literal(value)} ({n} runs)" for value, n in found.items())
         if len(found) > 1:
-            warnings.append(f"> **Mixed {key}, so the runs are not strictly comparable:** {values}")
-    for task in dict.fromkeys(row["task"] for row in rows):
-        steps = Counter(r["final_step"] for r in rows if r["task"] == task and r["final_step"] is not None)
-        if steps and not same_steps(min(steps), max(steps)):
-            values = "; ".join(f"{value:,.0f} ({n} runs)" for value, n in steps.items())
-            warnings.append(f"> **Mixed last steps of {literal(task)}, so its runs are not comparable:** {values}")
+            values = "; ".join(f"{value} ({n} runs)" for value, n in found.items())
+            warnings.append(f"> **Mixed {key}, so the runs are not strictly comparable:** {literal(values)}")
     return warnings
 
 
@@ -326,113 +268,39 @@ def provenance(name, suite, rows, out):
     lines = []
     if out:
         command = f"python -m benchmark run {name} {suite.options}".strip()
-        lines.append(f"command: {code(f'{command} --out {shlex.quote(str(out))}')}")
+        lines.append(f"command: `{command} --out {shlex.quote(str(out))}`")
     for algorithm in suite.algorithms:
         commands = [row["command"] for row in rows if row["algorithm"] == algorithm and row["status"] == "finished"]
         if commands and commands[0]:
-            lines.append(f"{literal(algorithm)}, one of {len(commands)} runs: {code(commands[0])}")
+            lines.append(f"{literal(algorithm)}, one of {len(commands)} runs: `{commands[0]}`")
     lines += [f"{key}: {literal(' and '.join(found)) or 'unknown'}" for key, found in origins(rows).items()]
     if memory := [round(row["peak_rss_mb"]) for row in rows if row["peak_rss_mb"]]:
         lines.append(f"peak memory of a run: {min(memory)} to {max(memory)} MB")
-    text = (
-        "intervals: percentile bootstrap, 10,000 resamples (2,000 for the bands in pictures) of the seeds of each task"
-    )
-    lines.append(f"{text}; of paired differences, of the pairs")
+    lines.append("intervals: percentile bootstrap, 10,000 resamples (in pictures 2,000) of the seeds of each task")
     return "\n".join(f"- {line}" for line in lines)
 
 
-def compare(before, after, fail_below=None):
-    """(what to print, exit code). The code is 1 where the mean of after - before over all pairs of runs with the same
-    task, algorithm, lag and seed is below `fail_below`, or a run of `before` is missing in `after` or has another last
-    step; without `fail_below` it is 0."""
+def compare(before: Positional[Path], after: Positional[Path]):
+    """Show what changed between two folders of results: after - before, over runs of the same key and length."""
     (_, suite, rows), (_, _, others) = load(before), load(after)
     old, new = ({key_of(r): r for r in found if r["eval_return"] is not None} for found in (rows, others))
-    steps = {key: (old[key]["final_step"], new[key]["final_step"]) for key in old if key in new}
-    unequal = [key for key, ends in steps.items() if None not in ends and not same_steps(*ends)]
-    pairs = {key: (old[key], new[key]) for key in steps if key not in unequal}
-    if not pairs:
+    groups, alone = {}, [row for key, row in new.items() if key not in old]
+    for key, row in old.items():
+        if key in new and (row["final_step"] is None or same_steps(row["final_step"], new[key]["final_step"])):
+            group = row["task"], str(row["lag"]), row["algorithm"]
+            groups.setdefault(group, []).append((row["eval_return"], new[key]["eval_return"]))
+        else:
+            alone.append(row)
+    if not groups:
         raise Refused(f"{before} and {after} have no finished run of the same task, algorithm, lag, seed and last step")
-    groups = {}
-    for (task, algorithm, lag, _), (a, b) in pairs.items():
-        groups.setdefault((task, str(lag), algorithm), []).append((a["eval_return"], b["eval_return"]))
-    everything = [values for group in groups.values() for values in group]
     lines = [["task", "lag", "algorithm", "before", "after", "after - before", "higher on"]]
-    for key, values in [*groups.items(), *([(("all", "", ""), everything)] if len(groups) > 1 else [])]:
+    for key, values in groups.items():
         a, b = zip(*values, strict=True)
-        *ends, wins = stats.paired_difference(b, a)
+        *difference, wins = stats.paired_difference(b, a)
         means = [number(np.mean(x), suite.decimals) for x in (a, b)]
-        lines.append([*key, *means, with_ends(*ends, suite.decimals, "+"), f"{wins} of {len(values)}"])
+        lines.append([*key, *means, with_ends(*difference, suite.decimals, "+"), f"{wins} of {len(values)}"])
     parts = [f"## {literal(f'{suite.score_name} in {after} less that in {before}')}", table(lines)]
-    lost, added = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
-    for what, keys in ((f"Only in {before}", lost), (f"Only in {after}", added), ("Of another length", unequal)):
-        if keys:
-            names = "; ".join(spell_key(old.get(key) or new[key]) for key in keys[:3])
-            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            parts.append(f"> **{literal(what)}, left out:** {literal(names)}{more}")
-    if other := sum(a["command"] != b["command"] for a, b in pairs.values() if a["command"] and b["command"]):
-        parts.append(f"> **{other} pairs were run with different flags,** so more than the code may differ")
-    if fail_below is None:
-        return "\n\n".join(parts), 0
-    difference = float(np.mean([b - a for a, b in everything]))
-    failed = difference < fail_below or bool(lost) or bool(unequal)
-    why = f"mean difference {difference:+.6g} of {len(pairs)} pairs, limit {fail_below:g}"
-    why += f", {len(lost)} runs of {before} are missing" if lost else ""
-    why += f", {len(unequal)} have another last step" if unequal else ""
-    return "\n\n".join([*parts, f"{'failed' if failed else 'passed'}: {why}"]), int(failed)
-
-
-def measure(path, out, tasks, steps, seeds, command, workers=None):
-    """Run PPO without lag in `out`, then merge the tasks of which all seeds are finished into the CSV at `path`, each
-    with the mean return of a random policy: 1 and 0 of normalised scores. Returns the exit code."""
-    rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
-    if any(row.keys() != set(REFERENCE_COLUMNS) for row in rows):
-        raise Refused(f"{path} is not a file of reference scores; its columns are {', '.join(REFERENCE_COLUMNS)}")
-    old = {(row["task"], row["steps"]): row for row in rows}
-    settings = CHEAP | {"total-timesteps": steps, "num-evals": 10, "eval-episodes": 20}
-    text = f"PPO without lag after {steps:,} steps, the score of 1"
-    suite = Suite(text, {"PPO": PPO}, tuple(tasks or MUJOCO), (0,), tuple(seeds), settings)
-    if (exit_code := run_suite("reference", suite, out, command, workers)) > 1:
-        return exit_code
-    rows = load(out)[2]
-    for task in suite.tasks:
-        found = [r for r in rows if r["task"] == task and r["seed"] in suite.seeds and r["eval_return"] is not None]
-        random, ppo = random_return(task), [row["eval_return"] for row in found]
-        if len(ppo) < len(suite.seeds) or not random < np.mean(ppo):
-            text = f"{len(ppo)} of {len(suite.seeds)} runs finished with a return, which must be above that of a random"
-            print(f"{task}: no reference, {text} policy, {random:.1f}")
-            continue
-        row = {"task": task, "steps": steps, "final_step": int(found[0]["final_step"]), "random": random}
-        row |= {"ppo": float(np.mean(ppo)), "ppo_std": float(np.std(ppo, ddof=1)) if len(ppo) > 1 else ""}
-        row |= {"episodes": EPISODES, "seeds": " ".join(map(str, suite.seeds)), "command": command}
-        row |= {k: " and ".join(dict.fromkeys(r[k] or "unknown" for r in found)) for k in ("commit", *PACKAGES)}
-        old[task, str(steps)] = row
-        print(f"{task}, {steps:,} steps: random {random:.1f}, PPO {np.mean(ppo):.1f} ({len(ppo)} seeds)")
-    content = io.StringIO()
-    writer = csv.DictWriter(content, REFERENCE_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(old[key] for key in sorted(old, key=lambda key: (key[0], int(key[1]))))
-    replace_file(path, content.getvalue())
-    print(f"written: {path}")
-    return exit_code
-
-
-def random_return(task, episodes=EPISODES, seed=0):
-    """Mean return of episodes with actions drawn uniformly within their bounds, which must be finite."""
-    import gymnasium as gym
-    import mujoco
-
-    mujoco.set_mju_user_warning(lambda text: None)  # else it writes MUJOCO_LOG.TXT into the working directory
-    env = gym.make(task)
-    if not np.isfinite([env.action_space.low, env.action_space.high]).all():
-        raise Refused(f"{task}: a random policy needs actions with bounds, not {env.action_space}")
-    env.action_space.seed(seed)
-    returns = []
-    for start in np.random.SeedSequence(seed).generate_state(episodes).tolist():
-        env.reset(seed=start)
-        rewards, done = [], False
-        while not done:
-            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-            rewards.append(reward)
-            done = terminated or truncated
-        returns.append(sum(rewards))
-    return float(np.mean(returns))
+    if alone:
+        names = "; ".join(spell_key(row) for row in alone[:LISTED])
+        parts.append(f"> **{len(alone)} runs without a partner of the same length, left out:** {literal(names)}")
+    return "\n\n".join(parts)

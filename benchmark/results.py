@@ -9,7 +9,6 @@ A row is a dict of COLUMNS and "folder", "score" (0 a random policy, 1 PPO witho
 """
 
 import csv
-import io
 import itertools
 import math
 import shlex
@@ -26,11 +25,9 @@ PACKAGES = ("python", "torch", "gymnasium", "mujoco", "numpy")
 NUMBERS = ("train_return", "eval_return", "eval_std", "area_under_curve", "steps_to_half", "sps", "peak_rss_mb")
 COLUMNS = ("suite", "task", "algorithm", "script", "lag", "seed", "final_step", "status", *NUMBERS)
 COLUMNS += ("commit", *PACKAGES, "machine", "command")
-REQUIRED = ("task", "algorithm", "seed", "eval_return")
 STATES = ("finished", "failed", "unfinished", "missing")
 FILTER = {"lag/tv_forward_mean": "forward TV", "lag/filtered_fraction": "filtered share"}  # of metrics.csv, drawn
 PATH = Path(__file__).resolve().parent / "reference_scores.csv"
-LARGEST = 1e30  # whose square is still a number
 TOLERANCE = 0.01  # runs are rounded down to whole batches, so that their last steps differ a little
 
 
@@ -39,27 +36,10 @@ def load(out):
     if (out / "suite.json").exists():
         name, suite = runs.recall_suite(out)
         rows = [read_run(name, run) for run in runs.expand(suite, out)]
-    elif (out / "results.csv").exists():
-        rows = read_results(out)
-        name, suite = suite_of(rows)
     else:
-        raise Refused(f"{out} holds no suite.json and no results.csv: no suite was run there")
+        name, suite = suite_of(rows := read_results(out))
     add_scores(rows)
     return name, suite, rows
-
-
-def write_results(out, rows):
-    """Write the rows of a suite's runs into DIR/results.csv. Raises Refused where that has results of other runs."""
-    path, finished = out / "results.csv", {key_of(row) for row in rows if row["status"] == "finished"}
-    for row in read_results(out) if path.exists() else ():
-        if row["status"] == "finished" and key_of(row) not in finished:
-            text = f"{path} has a result of {spell_key(row)}, but the folder has no such run"
-            raise Refused(f"{text}: move the file elsewhere, else it would be lost")
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    runs.replace_file(path, text.getvalue())
 
 
 def key_of(row):
@@ -80,9 +60,7 @@ def read_run(suite_name, run):
     steps = next(iter(metrics.values()))
     row |= {"final_step": int(steps[-1]), "sps": finite(metrics.get("charts/SPS", [math.nan])[-1])}
     if row["curve"]:
-        row |= {
-            key: finite(x[-1]) for key, x in zip(("eval_return", "eval_std"), list(evals.values())[1:], strict=False)
-        }
+        row |= {key: finite(x[-1]) for key, x in zip(("eval_return", "eval_std"), [*evals.values()][1:], strict=False)}
     trained = read_table(run.folder / "episodes.csv") or metrics  # a language model has no episodes
     rewards = trained.get("episodic_return") or trained.get("charts/reward") or []
     late = [x for step, x in zip(next(iter(trained.values())), rewards, strict=False) if step > 0.9 * steps[-1]]
@@ -99,32 +77,30 @@ def read_run(suite_name, run):
 
 def read_curves(row):
     """Set "curve" and "metrics" of a row from the files in its folder, where these are. Returns the tables."""
-    tables = {name: read_table(row["folder"] / f"{name}.csv") for name in ("evals", "metrics")}
-    for name, table in tables.items():
-        if table:
-            steps, *columns = table.values()
-            if not columns or not np.isfinite(steps).all() or any(a >= b for a, b in itertools.pairwise(steps)):
-                raise Refused(f"{row['folder']}/{name}.csv cannot be read: its first column holds no increasing steps")
-            if name == "metrics":
-                row[name] = {key: dict(zip(steps, table[key], strict=True)) for key in FILTER if table.get(key)}
-            elif steps:
-                row["curve"] = {x: y if math.isfinite(y) else math.nan for x, y in zip(steps, columns[0], strict=True)}
-    return tables.values()
+    evals, metrics = (read_table(row["folder"] / f"{name}.csv") for name in ("evals", "metrics"))
+    steps, *scores = evals.values() or [()]
+    if steps and scores:
+        row["curve"] = {x: y if math.isfinite(y) else math.nan for x, y in zip(steps, scores[0], strict=True)}
+    for name in FILTER:
+        if metrics.get(name):
+            row["metrics"][name] = dict(zip(next(iter(metrics.values())), metrics[name], strict=True))
+    return evals, metrics
 
 
 def read_table(path):
-    """{column: [number]} of a CSV file with a header; NaN where a cell is empty; {} without the file"""
+    """{column: [number]} of a CSV file whose first column holds increasing steps; NaN where a cell is empty; {} without
+    the file"""
     if not path.exists():
         return {}
     try:
-        with open(path, newline="") as file:
-            header, *lines = list(csv.reader(file, strict=True)) or [[]]
-        if header and header[0][:1].isdigit():
-            raise ValueError("it begins with a number, not with a header")
+        header, *lines = csv.reader(path.read_text().splitlines(), strict=True)
         columns = zip(*lines, strict=True) if lines else [()] * len(header)
-        return {name: [float(x or "nan") for x in column] for name, column in zip(header, columns, strict=True)}
+        found = {name: [float(x or "nan") for x in column] for name, column in zip(header, columns, strict=True)}
     except (OSError, ValueError, csv.Error) as error:
         raise Refused(f"{path} cannot be read: {error}") from None
+    if not all(a <= b for a, b in itertools.pairwise(next(iter(found.values())))):
+        raise Refused(f"{path} cannot be read: its first column holds no increasing steps")
+    return found
 
 
 def chain(values):
@@ -133,51 +109,41 @@ def chain(values):
     return ", then ".join(value or "unknown" for value in found) if any(found) else None
 
 
-def finite(value):
-    return value if abs(value) <= LARGEST else None
+def finite(value):  # and with a square that is finite
+    return value if abs(value) <= 1e30 else None
 
 
 def read_results(out):
-    """The rows of DIR/results.csv. Raises Refused, with the line or column that is wrong."""
+    """The rows of DIR/results.csv. Raises Refused, with the line that is wrong."""
     path, rows = out / "results.csv", {}
+    lines = csv.DictReader(path.read_text().splitlines(), strict=True)
     try:
-        with open(path, newline="") as file:
-            lines = list(csv.DictReader(file, strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise Refused(f"{path} cannot be read: {error}") from None
-    if wrong := [key for key in REQUIRED if not lines or key not in lines[0]]:
-        raise Refused(f"{path} has no column {wrong[0]}, or no rows")
-    for number, cells in enumerate(lines, start=2):
-        try:
+        for cells in lines:
             row = parse_row(cells)
             row["folder"] = runs.run_folder(out, *key_of(row))
             if rows.setdefault(key_of(row), row) is not row:
                 raise ValueError(f"{spell_key(row)} is there twice")
-        except (TypeError, ValueError, Refused) as error:
-            raise Refused(f"{path}, line {number}: {error}") from None
-        read_curves(row)
-    runs.refuse_mixed_versions(dict.fromkeys(row["task"] for row in rows.values()))
+            read_curves(row)
+    except KeyError as error:
+        raise Refused(f"{path} has no column {error}") from None
+    except (AttributeError, TypeError, ValueError, csv.Error) as error:
+        raise Refused(f"{path}, line {lines.line_num}: {error}") from None
+    if not rows:
+        raise Refused(f"{path} has no rows")
     return list(rows.values())
 
 
 def parse_row(cells):
-    """{column: text} -> a row without its folder"""
+    """{column: text} -> a row without its folder. Raises KeyError, ValueError or the like for what is none."""
     if None in cells or None in cells.values():
         raise ValueError("not as many cells as the header has")
-    if not (cells["task"] + cells["algorithm"]).isprintable():
-        raise ValueError("a name has a line break or the like")
     row = dict.fromkeys((*COLUMNS, "curve")) | {key: text or None for key, text in cells.items() if key in COLUMNS}
-    row |= {
-        "task": cells["task"],
-        "algorithm": cells["algorithm"],
-        "metrics": {},
-        "status": row["status"] or "finished",
-    }
-    row |= {"seed": int(cells["seed"]), "lag": int(row["lag"] or 0)}
     row |= {key: finite(float(row[key])) for key in (*NUMBERS, "final_step") if row[key]}
+    row |= {"task": cells["task"], "algorithm": cells["algorithm"], "seed": int(cells["seed"]), "metrics": {}}
+    row |= {"lag": int(row["lag"] or 0), "status": row["status"] or "finished"}
     if row["status"] not in STATES or min(row["seed"], row["lag"]) < 0:
         raise ValueError(f"status must be one of {', '.join(STATES)}, seed and lag 0 or more")
-    if row["status"] != "finished":
+    if row["status"] != "finished" or not cells["eval_return"]:
         row["eval_return"] = None  # never averaged in
     return row
 
@@ -200,13 +166,8 @@ def suite_of(rows):
 
 def add_scores(rows):
     """Set "score" of each row, and "steps_to_half" of each that has a curve, by reference_scores.csv."""
-    try:
-        with open(PATH, newline="") as file:
-            ends = [
-                (r["task"], int(r["final_step"]), float(r["random"]), float(r["ppo"])) for r in csv.DictReader(file)
-            ]
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise Refused(f"{PATH} cannot be read: {error!r}") from None
+    lines, keys = csv.DictReader(PATH.read_text().splitlines()), ("final_step", "random", "ppo")
+    ends = [(line["task"], *(float(line[key]) for key in keys)) for line in lines]
     for row in rows:
         row["score"] = None
         for task, steps, random, ppo in ends:

@@ -1,8 +1,7 @@
 """Run what is missing of a suite: each run a process of its own, a few at once or as job arrays of Slurm, safe to
 interrupt and to repeat. Where the runner is killed by `kill -9` its runs go on, and the next runner waits for them.
-
-For Slurm the folder of the runs, this repository and the virtual environment must be seen by all nodes under the same
-paths, and locks (flock) must hold between nodes, as they do on NFS 4 and Lustre mounted with -o flock.
+On Slurm all nodes must see runs, repository and virtual environment under the same paths, and locks (flock) must hold
+between nodes, as they do on NFS 4 and Lustre mounted with -o flock.
 """
 
 import fcntl
@@ -42,7 +41,7 @@ def run_suite(name, suite, out, command, workers=None, execute=None, whole=None)
     `command` is what the user typed. `execute` is where to run: by default here, `workers` runs at once. DIR/suite.json
     is to say `whole`, where `suite` is only the part of it that is run now.
     """
-    runs, workers, whole = expand(suite, out), workers or default_workers(), whole or suite
+    runs, workers, whole = expand(suite, out), workers or os.cpu_count() or 1, whole or suite
     remember_suite(out, name, whole, write=False)
     missing = [run for run in runs if status(run) != "finished"]
     check(missing)
@@ -66,10 +65,6 @@ def run_suite(name, suite, out, command, workers=None, execute=None, whole=None)
 
 def typed():
     return f"python -m benchmark {shlex.join(sys.argv[1:])}"
-
-
-def default_workers():
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check(runs):
@@ -105,8 +100,7 @@ def last_words(text):
 
 # ------------------------------------------------------------------------------------------------------------- one run
 
-# A run that is under way. The process inherits the lock, which is held as long as it lives.
-Job = namedtuple("Job", "run process lock")
+Job = namedtuple("Job", "run process lock")  # under way; the process inherits the lock, held as long as it lives
 
 
 def start(run):
@@ -134,7 +128,7 @@ def origin():
     versions = {"python": platform.python_version()} | versions
     cpu = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
     model = re.search(r"model name\s*: (.+)|$", cpu)[1] or platform.machine()
-    machine = f"{model}, {default_workers()} cores, {platform.platform()}"
+    machine = f"{model}, {os.cpu_count()} cores, {platform.platform()}"
     return {"commit": commit or None, "versions": versions, "machine": machine, "time": f"{datetime.now():%FT%T}"}
 
 
@@ -180,9 +174,9 @@ def failure(run, record):
             return None
     except Refused as error:
         return str(error)
-    log, code = run.beside(".log"), record.get("exit_code")
-    reason = "unfinished" if code is None else f"exit code {code}"
-    reason += f": {last_words(log.read_text(errors='replace') if log.exists() else '')}"
+    log = run.beside(".log")
+    words = last_words(log.read_text(errors="replace") if log.exists() else "")
+    reason = f"exit code {record.get('exit_code')}: {words}"
     if len(record.get("starts", ())) > 1:
         reason += f"; it was resumed: if its checkpoint cannot be loaded, delete {run.folder}"
     return reason
@@ -228,15 +222,12 @@ def execute_here(runs, workers):
 
 
 def progress(ended, total, running, failed, started, old):
-    """Rewrite the progress line of a terminal; elsewhere print one when it says something new. Returns what it said."""
+    """Print how far the runs are when that says something new. Returns what it says."""
     news, elapsed = (ended, running, failed), time.monotonic() - started
-    left = timedelta(seconds=round((total - ended) * elapsed / ended)) if ended else "unknown"
-    line = f"{ended}/{total} runs done, {running} running, {failed} failed, "
-    line += f"elapsed {timedelta(seconds=round(elapsed))}, left {left}"
-    if sys.stdout.isatty():
-        print(f"\r{line:79}", end="\n" if ended == total else "", flush=True)
-    elif news != old:
-        print(line, flush=True)
+    if news != old:
+        left = timedelta(seconds=round((total - ended) * elapsed / ended)) if ended else "unknown"
+        took = timedelta(seconds=round(elapsed))
+        print(f"{ended}/{total} runs done, {running} running, {failed} failed, elapsed {took}, left {left}", flush=True)
     return news
 
 
@@ -293,11 +284,8 @@ def submit_and_wait(executor, runs):
 
 
 def state(run):
-    """`status` of a run, or "running" while a process holds its lock, or "refused" for one of another configuration."""
-    try:
-        found = status(run)
-    except Refused:
-        return "refused"
+    """`status` of a run, or "running" while a process holds its lock"""
+    found = status(run)
     held = found != "finished" and run.beside(".lock").exists() and hold(run.beside(".lock"))
     if held:
         held.close()

@@ -6,9 +6,10 @@ DIR/<task>/<algorithm>/lag<L>/seed<S>.log        its stdout and stderr
 DIR/<task>/<algorithm>/lag<L>/seed<S>.lock       held while it runs
 DIR/<task>/<algorithm>/lag<L>/seed<S>.json       the record: status, exit code, peak memory, and of each start the
                                                  command, commit, versions, machine and time
-Characters of a task or algorithm name other than letters, digits, "_", "." and "-" become "-" in the path.
 """
 
+import csv
+import io
 import json
 import os
 import re
@@ -58,7 +59,6 @@ def flag_list(flags):
 
 def expand(suite, out):
     """All runs of a suite. Seeds outermost and algorithms innermost, so that a partial result is already paired."""
-    refuse_mixed_versions(suite.tasks)
     runs = []
     for seed, task, lag, algorithm in product(suite.seeds, suite.tasks, suite.lags, suite.algorithms):
         script, extra = suite.algorithms[algorithm]
@@ -82,23 +82,13 @@ def slug(name):
     return folder
 
 
-def refuse_mixed_versions(tasks):
-    """Returns of two versions of an environment do not compare."""
-    versions = {}
-    for task in tasks:
-        name, _, version = task.rpartition(":")[2].rpartition("-v")  # "module:Id-v5" is Id-v5 as well
-        if name and version.isdigit() and versions.setdefault(name, task) != task:
-            raise Refused(f"{versions[name]} and {task} are two versions of one environment: choose one")
-
-
 def status(run):
     """ "finished", "failed", "unfinished" or "missing". A finished run which is not the one asked for is refused."""
     if (run.folder / "model.pt").exists():  # the script writes it last
         args = read_json(run.folder / "config.json")["args"]
         if other := differences(run, args):
             raise Refused(f"{run.folder} holds another configuration ({'; '.join(other)}): move it")
-        if last_step(run.folder) == final_step(args):
-            return "finished"
+        return "finished"
     if read_record(run).get("status") == "failed":
         return "failed"
     return "unfinished" if run.folder.exists() else "missing"
@@ -110,24 +100,6 @@ def differences(run, args):
     return [f"{key} {args.get(key)}, not {value}" for key, value in asked.items() if args.get(key) != value]
 
 
-def last_step(folder):
-    """The first column of the last row of metrics.csv; None without one."""
-    try:
-        with open(folder / "metrics.csv", "rb") as file:
-            file.seek(max(0, os.path.getsize(file.name) - 4096))
-            return int(file.read().splitlines()[-1].split(b",")[0])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def final_step(args):
-    """The last global_step of a finished run: environment steps in whole batches, or updates of a language model."""
-    if "num_updates" in args:
-        return args["num_updates"]
-    batch_size = args["num_envs"] * args["num_steps"]
-    return args["total_timesteps"] // batch_size * batch_size
-
-
 def read_record(run):
     return read_json(run.beside(".json")) if run.beside(".json").exists() else {}
 
@@ -137,8 +109,7 @@ def write_record(run, record):
 
 
 def resumable(run):
-    """Whether the folder holds a checkpoint of this very run. One that failed may go on too: what it failed of, a full
-    disk say, may be over."""
+    """Whether the folder holds a checkpoint of this very run."""
     with suppress(Refused, KeyError):
         same = not differences(run, read_json(run.folder / "config.json")["args"])
         return same and (run.folder / "checkpoint.pt").exists()
@@ -150,6 +121,14 @@ def read_json(path):
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise Refused(f"{path} cannot be read: {error}") from None
+
+
+def csv_text(columns, rows):
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def replace_file(path, content):
@@ -187,10 +166,7 @@ def recall_suite(out):
     if not (out / "suite.json").exists():
         raise Refused(f"{out} holds no suite.json: no suite was run there")
     content = read_json(out / "suite.json")
-    try:
-        name, suite = content.pop("name"), Suite(**content)
-        algorithms = {key: (script, flags) for key, (script, flags) in suite.algorithms.items()}
-        pairs, parts = tuple(map(tuple, suite.pairs)), {key: tuple(getattr(suite, key)) for key in PARTS}
-        return name, replace(suite, algorithms=algorithms, pairs=pairs, **parts)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Refused(f"{out}/suite.json is not a suite: {error!r}") from None
+    name, suite = content.pop("name"), Suite(**content)
+    algorithms = {key: (script, flags) for key, (script, flags) in suite.algorithms.items()}
+    pairs, parts = tuple(map(tuple, suite.pairs)), {key: tuple(getattr(suite, key)) for key in PARTS}
+    return name, replace(suite, algorithms=algorithms, pairs=pairs, **parts)

@@ -67,18 +67,16 @@ def performance_profile(scores, thresholds):
     return (above / counts(scores)[..., None]).mean(axis=-2)
 
 
-def stratified_bootstrap(scores, statistic, reps=10_000, seed=0, batched=False):
-    """95 % percentile interval (low, high) of statistic(scores), resampling runs within each task.
+def stratified_bootstrap(statistic, *scores, reps=10_000, seed=0):
+    """95 % percentile interval (low, high) of statistic(*scores), resampling runs within each task.
 
-    scores: (runs, tasks), or a tuple of such arrays, resampled independently, for a statistic of several. statistic:
-    takes (runs, tasks), returns a number or an array; one of this module, or any with batched=True, is called with
-    leading dimensions instead of once per resample. Raises ValueError for a task with fewer than 3 runs.
+    scores: arrays (runs, tasks), resampled independently. statistic: (resamples, runs, tasks) of each -> (resamples,)
+    or (resamples, n), as those above. Raises ValueError for a task with fewer than 3 runs.
     """
-    arrays = [checked(x) for x in (scores if isinstance(scores, tuple) else (scores,))]
+    arrays = [checked(x) for x in scores]
     if (fewest := min(counts(x).min() for x in arrays)) < MIN_RUNS:
         raise ValueError(f"no interval from fewer than {MIN_RUNS} runs per task, here {fewest}")
     arrays = [np.take_along_axis(x, np.isnan(x).argsort(axis=0, kind="stable"), axis=0) for x in arrays]  # NaN last
-    batched = batched or statistic in (mean, median, iqm, optimality_gap, probability_of_improvement)
     rng, values = np.random.default_rng(seed), []
     at_once = max(1, CHUNK // int(np.prod([len(x) for x in arrays]) * arrays[0].shape[1]))
     for start in range(0, reps, at_once):
@@ -86,7 +84,7 @@ def stratified_bootstrap(scores, statistic, reps=10_000, seed=0, batched=False):
         for x in arrays:
             drawn = np.take_along_axis(x[None], rng.integers(counts(x), size=(size, *x.shape)), axis=1)
             resamples.append(np.where(np.isnan(x), np.nan, drawn))
-        values.extend(statistic(*resamples) if batched else map(statistic, *resamples))
+        values.extend(statistic(*resamples))
     low, high = np.percentile(np.asarray(values), [2.5, 97.5], axis=0)
     return (float(low), float(high)) if low.ndim == 0 else (low, high)
 

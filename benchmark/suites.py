@@ -143,20 +143,6 @@ SUITES = {
         lags=(3,),
         settings=CLEANRL | {"update-epochs": 20, "total-timesteps": 300_000} | EVALS,
     ),
-    "ppo-1m": replace(
-        HALFCHEETAH,
-        description="PPO without lag for a million steps, to hold against published PPO results",
-        algorithms={"PPO": PPO},
-        lags=(0,),
-        seeds=(1, 2),
-        settings=CLEANRL | {"total-timesteps": 1_000_000} | EVALS,
-    ),
-    "lag-cost": replace(
-        QUICK,
-        description="steps per second at lag 63 and at lag 0: the column sps of results.csv",
-        lags=(0, 63),
-        settings=CHEAP | {"total-timesteps": 150_000, "num-evals": 1, "eval-episodes": 1},
-    ),
     "llm-quick": replace(
         LLM,
         description="GRPO and VACO on a small language model, without lag and under lag, in minutes on two cores",
@@ -166,18 +152,4 @@ SUITES = {
         pairs=(),
     ),
     "llm": LLM,
-    "llm-long": replace(
-        LLM,
-        description="four times the updates, at twice the lag",
-        lags=(32,),
-        seeds=(1, 2, 3),
-        settings=LLM.settings | {"num-updates": 400},
-    ),
-    "llm-forward": replace(
-        LLM,
-        description="eight gradient steps per batch, under lag: forward and backward lag together",
-        lags=(16,),
-        seeds=(1, 2, 3),
-        settings=LLM.settings | {"num-minibatches": 4, "update-epochs": 2},
-    ),
 }

@@ -6,7 +6,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -133,7 +132,7 @@ def test_a_second_runner_is_refused(tmp_path):
         (["run", "toy", "--out", "new", "--set", "gain=1"], {}, "--set gain: it is set already for PPO"),
         (["run", "toy", "--out", "new", "--set", "num-envs=x"], {}, "refuses the flags of PPO, Toy-v0, lag 0, seed 1"),
         (["run", "toy", "--out", "new", "--set", "num-envs=60"], {}, "--total-timesteps must be at least one batch"),
-        (["report", "new"], {}, "new"),
+        (["report", "new"], {}, "new/results.csv"),
         (["status", "full"], {}, "full holds no suite.json"),
     ],
 )
@@ -157,26 +156,22 @@ def test_a_finished_run_of_another_kind_is_refused(tmp_path):
             config["args"]["num_envs"] = 7
 
     write_runs(tmp_path / "out", change, script=tmp_path / "stand_in.py")
-    for words in (["report", "out"], ["run", "toy", "--out", "out"]):
+    for words in (["report", "out"], ["status", "out"], ["run", "toy", "--out", "out"]):
         code, _, error = run_bench(tmp_path, *words)
         assert (code, error.count("\n")) == (2, 1)
         assert "seed2 holds another configuration (num_envs 7, not 10)" in error
-    assert "1 refused" in run_bench(tmp_path, "status", "out")[1]
 
 
 def test_status_reads_what_the_script_has_written(tmp_path):
     (run, *_) = runs.expand(write_runs(tmp_path / "out"), tmp_path / "out")
     assert runs.status(run) == "finished"
-    (run.folder / "metrics.csv").write_text("global_step,charts/SPS\n80,1.0\n")  # as where a disk was full
-    assert runs.status(run) == "unfinished"
     (run.folder / "model.pt").unlink()
+    assert runs.status(run) == "unfinished"
     run.beside(".json").write_text('{"status": "failed"}')
     assert runs.status(run) == "failed"
     shutil.rmtree(run.folder)
     run.beside(".json").unlink()
     assert runs.status(run) == "missing"
-    assert runs.final_step({"num_updates": 7}) == 7
-    assert runs.final_step({"num_envs": 2, "num_steps": 8, "total_timesteps": 100}) == 96
 
 
 # ----------------------------------------------------------------------------------------- killed, resumed, repeated
@@ -331,7 +326,6 @@ def test_a_name_never_says_another_value_than_the_run_has():
         (["--seeds", "1:99999"], "give numbers"),
         (["--algorithms", "TRPO"], "--algorithms: the suite has no 'TRPO' but PPO, VACO"),
         (["--tasks", ".."], "the name '..' cannot be a folder"),
-        (["--tasks", "Hopper-v4", "Hopper-v5"], "Hopper-v4 and Hopper-v5 are two versions of one environment"),
         (["--tasks", "gym:A/b-v1", "gym:A-b-v1"], "two runs for one folder"),
     ],
 )
@@ -345,19 +339,13 @@ def test_wrong_options_are_refused_in_a_line(tmp_path, capsys, words, message):
 
 def test_dry_run_prints_every_command_and_touches_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["run", "mujoco10", "--dry-run", "--seeds", "1", "--out", "~/none"]) == 0
+    assert main(["run", "mujoco10", "--dry-run", "--seeds", "1", "--out", "none"]) == 0
     text = capsys.readouterr().out
-    assert text.count(f"--run-dir {Path.home()}/none/") == 120
+    assert text.count(f"--run-dir {tmp_path}/none/") == 120
     assert "--total-timesteps 1000000" in text
     assert main(["list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(SUITES)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_closed_pipe_is_no_error():
-    line = f"{sys.executable} -m benchmark run mujoco10 --dry-run | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], cwd=runs.ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (141, "")
 
 
 # --------------------------------------------------------------------------------------------------------- the scripts

@@ -58,36 +58,35 @@ def test_leading_dimensions_are_separate(statistic):
 def test_bootstrap_against_all_resamples():
     """One task of three runs has 27 resamples, equally likely; the extreme ones have 3.7 % each."""
     means = [np.mean(resample) for resample in itertools.product([0.0, 3.0, 9.0], repeat=3)]
-    assert stratified_bootstrap(np.array([[0.0], [3.0], [9.0]]), stats.mean) == (min(means), max(means))
+    assert stratified_bootstrap(stats.mean, np.array([[0.0], [3.0], [9.0]])) == (min(means), max(means))
 
 
 def test_bootstrap_is_stratified_by_task():
     scores = np.array([[0.0, 1000.0]] * 4)  # no spread within a task: whatever is drawn, the mean is the same
-    assert stratified_bootstrap(scores, stats.mean) == (500.0, 500.0)
-    low, high = stratified_bootstrap(scores + np.arange(4)[:, None], stats.mean)
+    assert stratified_bootstrap(stats.mean, scores) == (500.0, 500.0)
+    low, high = stratified_bootstrap(stats.mean, scores + np.arange(4)[:, None])
     assert 500 < low < 501.5 < high < 503
     # tasks are drawn independently: narrower by sqrt 2 than if whole rows were drawn
-    one = stratified_bootstrap(np.arange(10.0)[:, None], stats.mean)
-    two = stratified_bootstrap(np.arange(10.0)[:, None].repeat(2, 1), stats.mean)
+    one = stratified_bootstrap(stats.mean, np.arange(10.0)[:, None])
+    two = stratified_bootstrap(stats.mean, np.arange(10.0)[:, None].repeat(2, 1))
     assert (two[1] - two[0]) / (one[1] - one[0]) == pytest.approx(0.5**0.5, rel=0.05)
 
 
 def test_bootstrap_of_any_statistic_in_any_chunks(monkeypatch):
     scores = np.random.default_rng(1).normal(size=(5, 3))
-    known = stratified_bootstrap(scores, iqm, reps=200)
-    assert stratified_bootstrap(scores, lambda x: iqm(x), reps=200) == known  # one call per resample
-    assert stratified_bootstrap(scores, iqm, reps=200) == known
-    assert stratified_bootstrap(scores, iqm, reps=200, seed=1) != known
+    known = stratified_bootstrap(iqm, scores, reps=200)
+    assert stratified_bootstrap(iqm, scores, reps=200) == known
+    assert stratified_bootstrap(iqm, scores, reps=200, seed=1) != known
     monkeypatch.setattr(stats, "CHUNK", 150)
-    low, high = stratified_bootstrap(scores, iqm, reps=2000)
+    low, high = stratified_bootstrap(iqm, scores, reps=2000)
     assert (low, high) == pytest.approx(known, abs=0.15)
-    profile = stratified_bootstrap(scores, lambda x: performance_profile(x, [-1, 0, 1]), reps=100, batched=True)
+    profile = stratified_bootstrap(lambda x: performance_profile(x, [-1, 0, 1]), scores, reps=100)
     assert [x.shape for x in profile] == [(3,), (3,)]
 
 
 def test_bootstrap_of_two_samples():
     x, y = np.arange(6.0)[:, None], np.arange(6.0)[:, None] + 1
-    low, high = stratified_bootstrap((x, y), probability_of_improvement)
+    low, high = stratified_bootstrap(probability_of_improvement, x, y)
     assert 0 <= low < probability_of_improvement(x, y) < high < 1
 
 
@@ -111,18 +110,18 @@ def test_missing_runs_stand_anywhere_and_are_never_drawn():
     full = np.array([[0.0, 1], [4, 3], [8, 5]])
     for statistic in (iqm, stats.mean, stats.median, optimality_gap):
         assert statistic(RAGGED) == statistic(full)
-        low, high = stratified_bootstrap(RAGGED, statistic)
-        assert (low, high) == pytest.approx(stratified_bootstrap(full, statistic), abs=0.25)
-    assert stratified_bootstrap(np.array([[0.0, 1000], [0, 1000], [0, 1000], [0, NAN]]), stats.mean) == (500, 500)
+        low, high = stratified_bootstrap(statistic, RAGGED)
+        assert (low, high) == pytest.approx(stratified_bootstrap(statistic, full), abs=0.25)
+    assert stratified_bootstrap(stats.mean, np.array([[0.0, 1000], [0, 1000], [0, 1000], [0, NAN]])) == (500, 500)
     with pytest.raises(ValueError, match="fewer than 3 runs per task, here 2"):
-        stratified_bootstrap(RAGGED[:4], iqm)
+        stratified_bootstrap(iqm, RAGGED[:4])
 
 
 def test_coverage_of_the_interval():
     """Of many samples of 20 normal scores, about 95 % of the intervals hold the true mean, 0."""
     rng = np.random.default_rng(0)
     held = [low <= 0 <= high for low, high in (
-        stratified_bootstrap(rng.normal(size=(20, 1)), stats.mean, reps=500) for _ in range(400)
+        stratified_bootstrap(stats.mean, rng.normal(size=(20, 1)), reps=500) for _ in range(400)
     )]  # fmt: skip
     assert 0.89 < np.mean(held) < 0.97
 
@@ -130,7 +129,7 @@ def test_coverage_of_the_interval():
 @pytest.mark.parametrize("runs", [1, 2])
 def test_no_bootstrap_of_fewer_than_three_runs(runs):
     with pytest.raises(ValueError, match="fewer than 3 runs"):
-        stratified_bootstrap(np.zeros((runs, 4)), iqm)
+        stratified_bootstrap(iqm, np.zeros((runs, 4)))
 
 
 @pytest.mark.parametrize("scores", [[1.0, 2.0], [], [[]], [[0.0, np.nan]], [[np.inf]]])
@@ -198,5 +197,5 @@ def test_against_rliable():
         {"x": x}, lambda s: np.array([metrics.aggregate_iqm(s), metrics.aggregate_mean(s)]), reps=3000
     )
     for column, statistic in enumerate((iqm, stats.mean)):
-        ours = stratified_bootstrap(x, statistic)
+        ours = stratified_bootstrap(statistic, x)
         assert ours == pytest.approx(intervals["x"][:, column], abs=0.05)
